@@ -1,0 +1,137 @@
+"""Every error of agentix-runner: whose fault it is, and what to do next.
+
+The message is one line that names the culprit and the remedy. Data that a program may want is on attributes. All of
+them survive pickling, because they travel between processes.
+
+    AgentixError
+    ├── BadArgument      (ValueError)  an argument of yours; nothing was started
+    ├── BadAdapter       (TypeError)   a dataset, agent or provider that lacks something; nothing was started
+    ├── RunDirError      (ValueError)  the run directory: not writable, in use, or of another run
+    ├── JournalError     (OSError)     a finished rollout could not be written: the run stops
+    ├── BadOutcome       (ValueError)  what an adapter returned can't be recorded
+    ├── PhaseTimeout     (TimeoutError) a phase ran past its limit
+    ├── Stopped                        the run was stopped before this could finish
+    └── SandboxError                   everything that comes from a sandbox
+        ├── SandboxStartError          it could not be started
+        ├── SandboxDied                it ended while something was waiting for it
+        ├── CallError                  the call can't be sent; it never reached the sandbox
+        ├── BadResult                  what came back is not a valid result
+        └── RemoteError                the function raised in the sandbox
+"""
+
+from __future__ import annotations
+
+
+
+class AgentixError(Exception):
+    """Base of all errors raised by agentix-runner."""
+
+    transient: bool = False
+    """Whether the same thing may well succeed when it is tried again."""
+
+
+class BadArgument(AgentixError, ValueError):
+    """An argument is wrong. Raised before anything starts."""
+
+
+class BadAdapter(AgentixError, TypeError):
+    """A dataset, agent or provider is not what it must be. Raised before anything starts."""
+
+
+class RunDirError(AgentixError, ValueError):
+    """The run directory can't be used: not writable, in use by another run, or of a different run.
+
+    `path` is the directory.
+    """
+
+    def __init__(self, message: str, *, path: str = "") -> None:
+        super().__init__(message)
+        self.path = path
+
+
+class JournalError(AgentixError, OSError):
+    """A finished rollout could not be appended to the journal (disk full, say). The run stops.
+
+    `path` is the journal.
+    """
+
+    def __init__(self, message: str, *, path: str = "") -> None:
+        super().__init__(message)
+        self.path = path
+
+
+class BadOutcome(AgentixError, ValueError):
+    """What an adapter returned can't be recorded. `where` names the value: `score["tests"][3]`."""
+
+    def __init__(self, message: str, *, where: str = "") -> None:
+        super().__init__(message)
+        self.where = where
+
+
+class PhaseTimeout(AgentixError, TimeoutError):
+    """A phase of a rollout ran past its limit. `phase` is its name, `limit_s` the limit in seconds."""
+
+    def __init__(self, message: str, *, phase: str = "", limit_s: float = 0.0) -> None:
+        super().__init__(message)
+        self.phase = phase
+        self.limit_s = limit_s
+
+
+class Stopped(AgentixError):
+    """The run was stopped (`stop`, Ctrl-C, a signal, `max_errors`) before this could finish."""
+
+
+class SandboxError(AgentixError):
+    """Something that comes from a sandbox, or from the way to it."""
+
+
+class SandboxStartError(SandboxError):
+    """A sandbox could not be started. `transient` says whether another try may work."""
+
+    def __init__(self, message: str, *, transient: bool = False) -> None:
+        super().__init__(message)
+        self.transient = transient
+
+
+class SandboxDied(SandboxError):
+    """The sandbox ended while something was waiting for it.
+
+    `exit_code` is that of its first process (negative: the signal that killed it), None where it isn't known.
+    `oom` is True where it is known that memory ran out.
+    """
+
+    def __init__(self, message: str, *, exit_code: int | None = None, oom: bool = False) -> None:
+        super().__init__(message)
+        self.exit_code = exit_code
+        self.oom = oom
+
+
+class CallError(SandboxError):
+    """A call can't be sent: its function or arguments don't travel. It never reached the sandbox."""
+
+
+class BadResult(SandboxError):
+    """What came back from the sandbox is malformed, too large, or not what the function's annotation says."""
+
+
+class RemoteError(SandboxError):
+    """The function raised in the sandbox.
+
+    `type_name` is the exception's name there, `remote_message` its text and `remote_traceback` its traceback: all of them
+    text made by the sandbox, never objects.
+    """
+
+    def __init__(
+        self, message: str, *, type_name: str = "", remote_message: str = "", remote_traceback: str = ""
+    ) -> None:
+        super().__init__(message)
+        self.type_name = type_name
+        self.remote_message = remote_message
+        self.remote_traceback = remote_traceback
+
+
+def describe(exc: BaseException) -> str:
+    """One line for `exc`: its type's name and its message, as a rollout's `error` shows it."""
+    text = str(exc).strip()
+    name = type(exc).__name__
+    return f"{name}: {text}" if text else name

@@ -1,0 +1,1 @@
+"""Both ends of the wire between the host and a sandbox."""
