@@ -22,7 +22,6 @@ them survive pickling, because they travel between processes.
 from __future__ import annotations
 
 
-
 class AgentixError(Exception):
     """Base of all errors raised by agentix-runner."""
 
@@ -117,8 +116,8 @@ class BadResult(SandboxError):
 class RemoteError(SandboxError):
     """The function raised in the sandbox.
 
-    `type_name` is the exception's name there, `remote_message` its text and `remote_traceback` its traceback: all of them
-    text made by the sandbox, never objects.
+    `type_name` is the exception's name there, `remote_message` its text and `remote_traceback` its traceback:
+    all of them text made by the sandbox, never objects.
     """
 
     def __init__(

@@ -1,7 +1,7 @@
 """What plugs into a run: datasets, agents, sandbox providers. `typing.Protocol` only; nothing has to inherit.
 
-`setup`, `score` and `solve` may each be `async def`, as written here, or plain `def`, mixed freely. An async method gets
-a sandbox whose `remote` is awaitable, a plain one a sandbox whose `remote` blocks, whichever kind the provider makes.
+`setup`, `score` and `solve` may each be `async def` or plain `def`, mixed freely. An async method gets a sandbox whose
+`remote` is awaitable, a plain one a sandbox whose `remote` blocks, whichever kind the provider makes.
 """
 
 from __future__ import annotations
@@ -56,9 +56,7 @@ class Dataset(Protocol):
         """Prepare the instance in the agent's sandbox. False: the rollout ends as "setup_failed"."""
         ...
 
-    def score(
-        self, sandbox: Any, instance: dict[str, Any], patch: str
-    ) -> Awaitable[dict[str, Any]] | dict[str, Any]:
+    def score(self, sandbox: Any, instance: dict[str, Any], patch: str) -> Awaitable[dict[str, Any]] | dict[str, Any]:
         """Score `patch` in a fresh sandbox: a dict with "resolved", and what else is worth keeping."""
         ...
 

@@ -34,9 +34,7 @@ def _not_negative(instance: Any, attribute: Any, value: float) -> None:
 
 def _count(instance: Any, attribute: Any, value: int) -> None:
     if isinstance(value, bool) or not isinstance(value, int) or value < 1:
-        raise BadArgument(
-            f"{type(instance).__name__}.{attribute.name} is {value!r}: give a whole number, 1 or more"
-        )
+        raise BadArgument(f"{type(instance).__name__}.{attribute.name} is {value!r}: give a whole number, 1 or more")
 
 
 @frozen(kw_only=True)
@@ -168,7 +166,7 @@ class Rollout:
 
     @property
     def reward(self) -> float | None:
-        """`score["reward"]` where it is given, else 1.0 for resolved and 0.0 for not; None where no scoring happened."""
+        """`score["reward"]` where it is given, else 1.0 (resolved) or 0.0; None where no scoring happened."""
         if self.score is None or self.error is not None:
             return None
         given = self.score.get("reward")
