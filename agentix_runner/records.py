@@ -43,7 +43,7 @@ class Resource:
     `gpu` a number of GPUs. None leaves it to the provider."""
 
     cpu: float | None = field(default=None, validator=_positive)
-    memory: int | str | None = None
+    memory: int | str | None = field(default=None)
     gpu: int | None = field(default=None, validator=_positive)
 
     @memory.validator
