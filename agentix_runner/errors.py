@@ -129,8 +129,16 @@ class RemoteError(SandboxError):
         self.remote_traceback = remote_traceback
 
 
-def describe(exc: BaseException) -> str:
-    """One line for `exc`: its type's name and its message, as a rollout's `error` shows it."""
-    text = str(exc).strip()
+def describe(exc: BaseException, limit: int = 2000) -> str:
+    """One line for `exc`: its type's name and its message, as a rollout's `error` shows it.
+
+    At most `limit` characters: the text may come from a sandbox. An exception whose `str()` raises is named only.
+    """
     name = type(exc).__name__
+    try:
+        text = " ".join(str(exc).split())
+    except Exception as broken:
+        text = f"(its message can't be shown: str() raised {type(broken).__name__})"
+    if len(text) > limit:
+        text = text[:limit] + "..."
     return f"{name}: {text}" if text else name

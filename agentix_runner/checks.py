@@ -1,0 +1,171 @@
+"""What an argument must be: one line that names the culprit and the remedy, before anything is started."""
+
+from __future__ import annotations
+
+import os
+import platform as host
+import resource
+import sys
+import threading
+from collections import Counter
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+from attrs import frozen
+
+from ._version import __version__
+from .bridge import FDS_PER_LOOP
+from .errors import BadAdapter, BadArgument
+from .records import RetryPolicy, Timeouts
+
+SPARE_FDS = 64
+"""File descriptors left for everything else: the journal, logs, the adapters' own connections."""
+
+DATASET_METHODS = ("image", "setup", "score")
+
+
+@frozen
+class Planned:
+    """One rollout to be: the instance, its id, and which attempt at it this is."""
+
+    instance: dict[str, Any]
+    instance_id: str
+    attempt: int
+
+
+def adapters(dataset: Any, agent: Any, provider: Any, *, instances_given: bool = False) -> None:
+    """Raises BadAdapter for an adapter that is a class, or lacks a method of its Protocol."""
+    wanted = DATASET_METHODS if instances_given else ("instances", *DATASET_METHODS)
+    for role, adapter, methods in (
+        ("dataset", dataset, wanted),
+        ("agent", agent, ("solve",)),
+        ("provider", provider, ("session",)),
+    ):
+        name = adapter.__qualname__ if isinstance(adapter, type) else type(adapter).__name__
+        missing = [method for method in methods if not callable(getattr(adapter, method, None))]
+        if missing:
+            raise BadAdapter(f"{role} {name} has no method {missing[0]}(): see agentix_runner.{_PROTOCOLS[role]}")
+        if isinstance(adapter, type):
+            raise BadAdapter(f"{role} is the class {name}: pass an instance of it, {name}(...)")
+
+
+_PROTOCOLS = {"dataset": "Dataset", "agent": "Agent", "provider": "SandboxProvider"}
+
+
+def counts(*, n_concurrent: Any, n_attempts: Any, max_errors: Any) -> None:
+    """Raises BadArgument for a number that is none, or out of range."""
+    for name, value in (("n_concurrent", n_concurrent), ("n_attempts", n_attempts)):
+        if isinstance(value, bool) or not isinstance(value, int):
+            raise BadArgument(f"{name} is {value!r}: give a whole number, 1 or more")
+        if value < 1:
+            raise BadArgument(f"{name} is {value}: it must be 1 or more")
+    if max_errors is None:
+        return
+    if isinstance(max_errors, bool) or not isinstance(max_errors, (int, float)) or not max_errors >= 0:
+        raise BadArgument(f"max_errors is {max_errors!r}: give a count, a fraction below 1, or None for no limit")
+    if max_errors > 1 and max_errors != int(max_errors):
+        raise BadArgument(f"max_errors is {max_errors!r}: from 1 on it is a count, a whole number")
+
+
+def kinds(**arguments: Any) -> None:
+    """Raises BadArgument for an argument of the wrong type."""
+    wanted: dict[str, tuple[Any, str]] = {
+        "bundle": (str, "a str"),
+        "model": (str, "a str"),
+        "platform": (str, 'a str such as "linux/amd64"'),
+        "timeouts": (Timeouts, "Timeouts(agent=600, ...)"),
+        "retry": (RetryPolicy, "RetryPolicy(attempts=4, ...)"),
+        "stop": (threading.Event, "a threading.Event"),
+    }
+    for name, value in arguments.items():
+        if value is None:
+            continue
+        if name not in wanted:
+            if not callable(value):
+                raise BadArgument(f"{name} is {value!r}: give a function, or None")
+        elif not isinstance(value, wanted[name][0]):
+            raise BadArgument(f"{name} is {value!r}: give {wanted[name][1]}, or None")
+
+
+def jobs(instances: Any, n_attempts: int) -> list[Planned]:
+    """Every rollout of the batch, in the order of the result: each instance's attempts follow each other.
+
+    The same id again is that instance's next attempt.
+
+    Raises: BadArgument for an instance that is no dict, or has no id.
+    """
+    if isinstance(instances, (str, bytes, Mapping)) or not isinstance(instances, Iterable):
+        raise BadArgument(f"instances is of type {type(instances).__name__}: give a list of dicts")
+    planned = []
+    seen: Counter[str] = Counter()
+    for index, instance in enumerate(instances):
+        instance_id = instance_id_of(instance, index)
+        for _ in range(n_attempts):
+            planned.append(Planned(instance, instance_id, seen[instance_id]))
+            seen[instance_id] += 1
+    return planned
+
+
+def instance_id_of(instance: Any, index: int) -> str:
+    """The id of `instance`: its "instance_id", else its "id", a non-empty str or an int.
+
+    Raises: BadArgument, naming it by its `index`.
+    """
+    if not isinstance(instance, dict):
+        raise BadArgument(f"instance {index} is of type {type(instance).__name__}: every instance must be a dict")
+    for key in ("instance_id", "id"):
+        value = instance.get(key)
+        if isinstance(value, int) and not isinstance(value, bool):
+            return str(value)
+        if isinstance(value, str) and value:
+            return str(value)
+        if value is not None and value != "":
+            raise BadArgument(f"instance {index} has {key}={value!r}: an id must be a str or an int")
+    keys = ", ".join(map(repr, list(instance)[:5])) or "none"
+    raise BadArgument(f'instance {index} has no id: give it an "instance_id" or "id" (its keys: {keys})')
+
+
+def file_descriptors(*, n_loops: int, n_sessions: int, per_session: int) -> None:
+    """Raise the soft limit on open files to what the run needs, as far as the hard limit allows.
+
+    Raises: BadArgument where not even the event loops fit; sandboxes that don't fit fail one by one, and may be
+    retried when others have ended.
+    """
+    used = _open_files() + SPARE_FDS
+    must = used + n_loops * FDS_PER_LOOP
+    wish = must + n_sessions * per_session
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if soft == resource.RLIM_INFINITY or wish <= soft:
+        return
+    target = wish if hard == resource.RLIM_INFINITY else min(wish, hard)
+    if target > soft:
+        try:
+            resource.setrlimit(resource.RLIMIT_NOFILE, (target, hard))
+            soft = target
+        except (OSError, ValueError):  # macOS: a hard limit of "infinity" that the kernel does not grant
+            target = soft
+    if must > soft:
+        raise BadArgument(
+            f"n_concurrent={n_loops} with async adapters needs {must} file descriptors and {soft} are allowed: "
+            f"lower n_concurrent to {max((soft - used) // FDS_PER_LOOP, 1)}, or raise the limit (ulimit -n {must})"
+        )
+
+
+def _open_files() -> int:
+    """How many file descriptors this process has open; a guess where the system does not tell."""
+    for path in ("/proc/self/fd", "/dev/fd"):
+        try:
+            return len(os.listdir(path))
+        except OSError:
+            continue
+    return 32
+
+
+def details() -> dict[str, str]:
+    """For the reader of a run directory: what ran it. Never compared."""
+    return {
+        "agentix_runner": __version__,
+        "python": host.python_version(),
+        "platform": host.platform(),
+        "command": " ".join(sys.argv[:1]),
+    }
