@@ -1,0 +1,19 @@
+"""`agentix`: what there is to do around runs."""
+
+from __future__ import annotations
+
+import click
+
+from .._version import __version__
+from .command import Group
+from .output import ensure_streams
+
+
+@click.group(cls=Group, invoke_without_command=True, context_settings={"help_option_names": ["-h", "--help"]})
+@click.version_option(__version__, "--version", prog_name="agentix", message="%(prog)s %(version)s")
+@click.pass_context
+def main(ctx: click.Context) -> None:
+    """Tools around agentix-runner. To run an agent over a dataset: agentix-run."""
+    ensure_streams()
+    if ctx.invoked_subcommand is None:
+        click.echo(ctx.get_help())

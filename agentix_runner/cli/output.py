@@ -1,0 +1,73 @@
+"""stdout: it belongs to the result. Adapters that print, and readers that leave early, don't spoil it."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager, redirect_stdout
+from typing import TextIO
+
+import click
+
+from ..errors import JournalError
+from .text import wants_color
+
+
+def ensure_streams() -> None:
+    """Where the caller closed stdout or stderr (`>&-`), write to nowhere instead of failing."""
+    for name in ("stdout", "stderr"):
+        if getattr(sys, name) is None:
+            setattr(sys, name, open(os.devnull, "w"))  # noqa: SIM115 - it is for the rest of the process
+
+
+@contextmanager
+def reserved_stdout(reserve: bool) -> Iterator[TextIO]:
+    """The stream for the result. With `reserve`, all else that is written to stdout inside (by adapters, C code or
+    child processes of this process) goes to stderr."""
+    out = sys.stdout
+    if not reserve:
+        yield out
+        return
+    try:
+        real = out.fileno() == 1
+    except (OSError, ValueError):
+        real = False  # not a file: a test's, or a notebook's
+    if not real:
+        with redirect_stdout(sys.stderr):
+            yield out
+        return
+    out.flush()
+    kept = os.dup(1)
+    os.dup2(2, 1)
+    try:
+        with os.fdopen(os.dup(kept), "w", encoding="utf-8", errors="backslashreplace") as stream:
+            yield stream
+        out.flush()
+    finally:
+        os.dup2(kept, 1)
+        os.close(kept)
+
+
+def write(text: str, stream: TextIO) -> None:
+    """Write `text` and a line end. A reader that has left (`| head`) is no error.
+
+    Raises:
+        JournalError: it can't be written for another reason (disk full).
+    """
+    try:
+        click.echo(text.encode(stream.encoding or "utf-8", "backslashreplace"), file=stream, color=wants_color(stream))
+        stream.flush()
+    except BrokenPipeError:
+        _give_up(stream)
+    except OSError as exc:
+        _give_up(stream)
+        raise JournalError(f"the result can't be written to stdout: {exc.strerror}") from exc
+
+
+def _give_up(stream: TextIO) -> None:
+    """Let what is left in `stream` go to nowhere, so that no later flush of it fails."""
+    nowhere = os.open(os.devnull, os.O_WRONLY)
+    os.dup2(nowhere, stream.fileno())
+    os.close(nowhere)
+    stream.flush()
