@@ -1,0 +1,373 @@
+"""The run directory: what a run leaves behind, and what it resumes from.
+
+    run.json         what was run
+    rollouts.jsonl   the journal: one line for each finished rollout; the last one of an (id, attempt) counts
+    preds.json       predictions as the SWE-bench harness reads them (attempt 0; preds.1.json for the next)
+    summary.json     counts, rates, pass@k, time by phase, errors by type
+    <safe id>[.attempt]/   patch.diff, sandbox.log, and what the agent saved
+    run.lock         held while a run uses the directory
+
+Everything but the journal and run.json is derived from the journal, written to a temporary name and renamed.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+import json
+import logging
+import os
+import threading
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from .diskio import folder, open_plain_file, read_file, replace
+from .errors import BadOutcome, JournalError, RunDirError
+from .identity import identity_of
+from .journal import BrokenLine, Journal, Key, Line, decode, encode, key_of, read_at, scan
+from .logfiles import LogFile
+from .names import ID_FILE, LOG_FILE, PATCH_FILE, is_cut, safe_file_names, safe_name
+from .plain import patch_bytes
+from .records import Rollout
+from .runfile import RUN_FILE, bad_directory, claim, open_folder, pretty, refuse_foreign, take_lock
+from .summary import Summary
+
+__all__ = ["RunDir", "identity_of", "read_rollouts"]
+
+JOURNAL_FILE = "rollouts.jsonl"
+SUMMARY_FILE = "summary.json"
+
+MAX_SAVED = 256 * 1024 * 1024
+"""How much an agent may save for one rollout, in bytes."""
+MAX_FILES = 1000
+"""How many files an agent may save for one rollout."""
+
+_log = logging.getLogger(__name__)
+
+
+class RunDir:
+    """A run directory in use. A context manager: its end refreshes what is derived, and lets the directory go.
+
+    `path` is the directory, `run_id` its own name, the same each time it is opened. `finished` are the rollouts that
+    were on disk when it was opened and need not run again.
+    """
+
+    path: Path
+    run_id: str
+    finished: dict[Key, Rollout]
+
+    @classmethod
+    def open(
+        cls,
+        path: str | os.PathLike[str],
+        *,
+        identity: Mapping[str, Any],
+        details: Mapping[str, Any] | None = None,
+        retry_errors: bool = False,
+    ) -> RunDir:
+        """Make the directory (and its parents), or open it again to resume its run.
+
+        `identity` is what must be the same for that (`identity_of`), `details` is for the reader only. Secrets in
+        either are not written. With `retry_errors`, rollouts with an error don't count as finished.
+
+        Raises:
+            RunDirError: it can't be made or written, another run is using it, it is of a different run, it is no run
+                directory, or its journal is damaged.
+        """
+        return cls(Path(path), identity=identity, details=details or {}, retry_errors=retry_errors)
+
+    def __init__(
+        self, path: Path, *, identity: Mapping[str, Any], details: Mapping[str, Any], retry_errors: bool
+    ) -> None:
+        self.path = path
+        self._lock = threading.Lock()
+        self._logs_lock = threading.Lock()  # its own: a rollout's start must not wait for the disk
+        self._logs: dict[Key, LogFile] = {}
+        self._complained = False
+        self._closed = False
+        self._lines: dict[Key, Line] = {}
+        self._unchecked: set[Key] = set()
+        with contextlib.ExitStack() as stack:
+            try:
+                self._dir_fd = open_folder(path)
+                stack.callback(os.close, self._dir_fd)
+                refuse_foreign(path, self._dir_fd)
+                stack.callback(os.close, take_lock(path, self._dir_fd))
+                refuse_foreign(path, self._dir_fd)
+                self.run_id = claim(path, self._dir_fd, identity, details)
+                self._journal = self._open_journal()
+                stack.callback(self._journal.close)
+            except (OSError, ValueError) as exc:
+                if isinstance(exc, RunDirError):
+                    raise
+                reason = exc.strerror if isinstance(exc, OSError) and exc.strerror else str(exc)
+                raise bad_directory(path, f"can't be used ({reason}): give a directory that can be written") from exc
+            self.finished = self._load(retry_errors)
+            self._resources = stack.pop_all()
+
+    def record(self, rollouts: Sequence[Rollout]) -> None:
+        """Put finished rollouts on disk: their lines, synced once, then their patches. Those not run are left out.
+
+        Raises:
+            JournalError: they can't be written; none of them is in the journal.
+            BadOutcome: one of them holds what JSON can't; none of them is in the journal.
+        """
+        ran = [rollout for rollout in rollouts if rollout.ran]
+        if not ran:
+            return
+        lines = [encode(rollout) for rollout in ran]
+        with self._lock:
+            starts = self._journal.append(lines)
+            for rollout, line, start in zip(ran, lines, starts, strict=True):
+                self._lines[_key(rollout)] = Line(start, len(line), 0)
+        for rollout in ran:
+            try:
+                self._keep_patch(rollout)
+            except OSError as exc:
+                self._unchecked.add(_key(rollout))
+                self._complain(exc)
+
+    def log(self, instance_id: str, attempt: int) -> Callable[[bytes], None]:
+        """A sink, callable from any thread, for what the rollout's sandboxes print. The log starts afresh.
+
+        At most 16 MiB are kept. A disk error is logged once and never raised.
+        """
+        name = safe_name(instance_id, attempt)
+        key = (instance_id, attempt)
+        self.close_log(instance_id, attempt)
+        with contextlib.suppress(OSError), folder(name, dir_fd=self._dir_fd) as inside:
+            os.unlink(LOG_FILE, dir_fd=inside)
+        sink = LogFile(self._dir_fd, name, lambda: self._name_folder(name, instance_id, attempt), self._complain)
+        with self._logs_lock:
+            if self._closed:
+                sink.close()
+            else:
+                self._logs[key] = sink
+        return sink
+
+    def close_log(self, instance_id: str, attempt: int) -> None:
+        """The rollout has ended: what its sink still gets is dropped."""
+        with self._logs_lock:
+            sink = self._logs.pop((instance_id, attempt), None)
+        if sink:
+            sink.close()
+
+    def save(self, instance_id: str, attempt: int, files: Mapping[str, str | bytes]) -> None:
+        """Keep what the agent saved, by safe names. What goes past 256 MiB or 1,000 files is left out, with a warning.
+
+        Raises:
+            BadOutcome: a name is not text, or a file neither text nor bytes; nothing is written.
+        """
+        contents = {_file_name(name): _content(name, data) for name, data in files.items()}
+        if not contents:
+            return
+        names = safe_file_names(contents)
+        left = MAX_SAVED
+        try:
+            with self._folder(instance_id, attempt) as inside:
+                for number, (name, data) in enumerate(contents.items()):
+                    if len(data) > left or number >= MAX_FILES:
+                        _log.warning("%s: the agent's file %.100r is left out: too much was saved", instance_id, name)
+                        continue
+                    left -= len(data)
+                    replace(names[name], [data], dir_fd=inside, durable=False)
+        except OSError as exc:
+            self._complain(exc)
+
+    def refresh(self) -> None:
+        """Derive preds.json, preds.1.json, ... and summary.json from the journal, and patches that a crash left out.
+
+        In preds.json is every rollout whose agent came to an end, also those with an empty patch, which the harness
+        counts as such. What failed before there was a patch is not in it: the harness counts it as incomplete.
+
+        Raises:
+            JournalError: they can't be written.
+        """
+        summary = Summary()
+        try:
+            with self._lock:
+                keys = sorted(self._lines, key=lambda key: (key[1], key[0]))
+                if not keys or keys[0][1] > 0:
+                    self._replace("preds.json", _predictions(()))
+                for attempt, group in itertools.groupby(keys, key=lambda key: key[1]):
+                    name = f"preds.{attempt}.json" if attempt else "preds.json"
+                    self._replace(name, _predictions(self._derive(group, summary)))
+                self._replace(SUMMARY_FILE, [pretty(summary.result())])
+        except (OSError, BrokenLine) as exc:
+            raise JournalError(
+                f"{self.path}: what is derived from the journal can't be written ({exc}): make room, then run again "
+                "with the same directory",
+                path=str(self.path),
+            ) from exc
+
+    def close(self) -> None:
+        """Refresh, and let the directory go. A failing refresh is logged: the journal has it all. Idempotent."""
+        with self._logs_lock:
+            if self._closed:
+                return
+            self._closed = True
+            logs = list(self._logs.values())
+            self._logs.clear()
+        try:
+            for sink in logs:
+                sink.close()
+            self.refresh()
+        except JournalError as exc:
+            _log.error("%s", exc)
+        finally:
+            self._resources.close()
+
+    def __enter__(self) -> RunDir:
+        return self
+
+    def __exit__(self, *exc_info: object) -> None:
+        self.close()
+
+    def _open_journal(self) -> Journal:
+        fd = open_plain_file(JOURNAL_FILE, os.O_RDWR | os.O_APPEND | os.O_CREAT, dir_fd=self._dir_fd)
+        os.fsync(self._dir_fd)
+        return Journal(fd, str(self.path / JOURNAL_FILE))
+
+    def _load(self, retry_errors: bool) -> dict[Key, Rollout]:
+        """The finished rollouts; a torn last line is cut off."""
+        finished: dict[Key, Rollout] = {}
+        size = 0
+        try:
+            for line, _, rollout in scan(self._journal.fd, decode):
+                size = line.start + line.length
+                self._lines[_key(rollout)] = line
+                finished[_key(rollout)] = rollout
+            if size < self._journal.size:
+                _log.warning(
+                    "%s: the last line was torn (%d bytes); it is dropped, and that rollout runs again",
+                    self._journal.path,
+                    self._journal.size - size,
+                )
+                self._journal.cut(size)
+        except BrokenLine as exc:
+            raise bad_directory(
+                self.path, f"has a damaged journal: {JOURNAL_FILE} {exc}; remove that line to go on"
+            ) from exc
+        except OSError as exc:
+            raise bad_directory(self.path, f"can't be used ({exc.strerror or exc})") from exc
+        self._unchecked = {key for key, rollout in finished.items() if rollout.patch}
+        if retry_errors:
+            finished = {key: rollout for key, rollout in finished.items() if rollout.error is None}
+        return finished
+
+    def _derive(self, keys: Iterable[Key], summary: Summary) -> Iterator[Rollout]:
+        """The rollouts of `keys`, one at a time, on their way into the summary."""
+        for key in keys:
+            rollout = self._journal.read(self._lines[key])
+            summary.add(rollout)
+            if key in self._unchecked:
+                self._keep_patch(rollout)
+                self._unchecked.discard(key)
+            yield rollout
+
+    def _keep_patch(self, rollout: Rollout) -> None:
+        """Make patch.diff what it should be; without a patch there is none."""
+        name = safe_name(rollout.instance_id, rollout.attempt)
+        if not rollout.patch:
+            with contextlib.suppress(FileNotFoundError), folder(name, dir_fd=self._dir_fd) as inside:
+                os.unlink(PATCH_FILE, dir_fd=inside)
+            return
+        data = patch_bytes(rollout.patch)
+        with self._folder(rollout.instance_id, rollout.attempt) as inside:
+            if _key(rollout) in self._unchecked:
+                with contextlib.suppress(OSError):
+                    if read_file(PATCH_FILE, dir_fd=inside, limit=len(data)) == data:
+                        return
+            replace(PATCH_FILE, [data], dir_fd=inside, durable=False)
+
+    @contextlib.contextmanager
+    def _folder(self, instance_id: str, attempt: int) -> Iterator[int]:
+        name = safe_name(instance_id, attempt)
+        self._name_folder(name, instance_id, attempt)
+        with folder(name, dir_fd=self._dir_fd, create=True) as inside:
+            yield inside
+
+    def _name_folder(self, name: str, instance_id: str, attempt: int) -> None:
+        """Where the folder's name is too short for the id, a file in it holds the id."""
+        if is_cut(name):
+            with folder(name, dir_fd=self._dir_fd, create=True) as inside:
+                replace(
+                    ID_FILE, [pretty({"instance_id": instance_id, "attempt": attempt})], dir_fd=inside, durable=False
+                )
+
+    def _replace(self, name: str, chunks: Iterable[bytes]) -> None:
+        replace(name, chunks, dir_fd=self._dir_fd, durable=True)
+
+    def _complain(self, exc: OSError) -> None:
+        """Tell once that something beside the journal can't be written."""
+        if not self._complained:
+            self._complained = True
+            _log.warning("%s: logs, patches or saved files can't be written (%s); the run goes on", self.path, exc)
+
+
+def read_rollouts(path: str | os.PathLike[str]) -> Iterator[Rollout]:
+    """The rollouts in a run directory, each (id, attempt) once, in the order in which they finished.
+
+    One at a time, also while a run goes on. A torn last line is left out.
+
+    Raises:
+        RunDirError: it is no run directory, or its journal is damaged.
+    """
+    where = Path(path)
+    try:
+        fd = os.open(where / JOURNAL_FILE, os.O_RDONLY | os.O_CLOEXEC)
+    except OSError as exc:
+        if (where / RUN_FILE).is_file() and isinstance(exc, FileNotFoundError):
+            return iter(())
+        raise bad_directory(where, f"is no run directory ({exc.strerror or exc} for {JOURNAL_FILE})") from exc
+    return _read(where, fd)
+
+
+def _read(path: Path, fd: int) -> Iterator[Rollout]:
+    try:
+        last: dict[Key, Line] = {}
+        for line, _, key in scan(fd, key_of):
+            last.pop(key, None)  # so that it goes to the end
+            last[key] = line
+        for line in last.values():
+            yield decode(read_at(fd, line))
+    except BrokenLine as exc:
+        raise bad_directory(path, f"has a damaged journal: {JOURNAL_FILE} {exc}") from exc
+    finally:
+        os.close(fd)
+
+
+def _key(rollout: Rollout) -> Key:
+    return rollout.instance_id, rollout.attempt
+
+
+def _file_name(name: Any) -> str:
+    if not isinstance(name, str):
+        raise BadOutcome(f"AgentResult.files has the name {name!r:.80}: give names as text", where="files")
+    return name
+
+
+def _content(name: str, data: Any) -> bytes:
+    if isinstance(data, str):
+        return patch_bytes(data)
+    if isinstance(data, (bytes, bytearray, memoryview)):
+        return bytes(data)
+    kind = type(data).__name__
+    raise BadOutcome(f"AgentResult.files[{name!r:.80}] is of type {kind}: give str or bytes", where="files")
+
+
+def _predictions(rollouts: Iterable[Rollout]) -> Iterator[bytes]:
+    """preds.json, a piece at a time."""
+    before = "{\n"
+    for rollout in rollouts:
+        if not rollout.patch and (rollout.error is not None or rollout.skipped == "setup_failed"):
+            continue
+        prediction = {
+            "instance_id": rollout.instance_id,
+            "model_name_or_path": rollout.model or "none",
+            "model_patch": rollout.patch,
+        }
+        yield f"{before}{json.dumps(rollout.instance_id)}: {json.dumps(prediction)}".encode()
+        before = ",\n"
+    yield b"{}\n" if before == "{\n" else b"\n}\n"
