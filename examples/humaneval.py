@@ -76,7 +76,9 @@ def git(sandbox: Any, command: str) -> str:
     """What `command` prints in the repository. Raises where it fails."""
     result = sandbox.remote(bash, command, cwd="repo", env=GIT, timeout=60)
     if result.exit_code != 0:
-        raise RuntimeError(f"exit code {result.exit_code} of {command!r}: {result.stderr[-500:].strip()}")
+        raise RuntimeError(
+            f"exit code {result.exit_code} of {command!r}: {(result.stdout + result.stderr)[-500:].strip()}"
+        )
     return str(result.stdout)
 
 
@@ -125,7 +127,7 @@ for line in calls:
 with open("../task.json") as file:
     task = json.load(file)
 os.remove("../task.json")  # the answers are in it
-command = [sys.executable, "-I", "-c", SOLUTION, task["entry_point"]]
+command = [sys.executable, "-I", "-u", "-c", SOLUTION, task["entry_point"]]
 child = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
 
 def candidate(*args):
@@ -205,6 +207,8 @@ class ChatAgent:
                 with urllib.request.build_opener(AsItCame).open(request, timeout=self.timeout) as response:
                     status, text = response.status, response.read(10_000_000).decode("utf-8", "replace")
                     wait = retry_after(response.headers["Retry-After"], wait)
+                    if response.length:  # cut short, which read(n) doesn't tell
+                        raise http.client.IncompleteRead(b"", response.length)
             except (OSError, http.client.HTTPException) as exc:
                 status, text = 0, f"{type(exc).__name__}: {exc}"
             if self._key:
