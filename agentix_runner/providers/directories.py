@@ -1,0 +1,181 @@
+"""The directories of local sandboxes: how they are named, filled, removed, and swept when their owner has died.
+
+    agentix-local-NODE-PID-START-RANDOM/    work/ (the working directory), home/, tmp/
+
+NODE is this machine and PID namespace, START when process PID was started: together they tell whether the owner
+still lives, so that sweeping what dead owners left can't hit a directory in use.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import logging
+import os
+import secrets
+import shutil
+import signal
+import socket
+import stat
+import sys
+import tempfile
+import threading
+import time
+import zlib
+
+from ..errors import SandboxStartError
+from ..remote.trees import remove_tree
+
+_log = logging.getLogger("agentix_runner.providers.local")
+
+MARKER = "AGENTIX_SANDBOX"
+"""Environment variable of every process in a sandbox: its directory's name. Finds what has outlived a killed guard."""
+
+_PREFIX = "agentix-local-"
+_sweeping = threading.Lock()
+_swept: set[tuple[int, str]] = set()
+
+
+def make(root: str | os.PathLike[str] | None) -> str:
+    """A new directory under `root`. The first one of a process sweeps there what dead owners have left."""
+    home = os.path.realpath(root if root is not None else tempfile.gettempdir())
+    try:
+        os.makedirs(home, exist_ok=True)
+        with _sweeping:
+            if (os.getpid(), home) not in _swept:
+                _swept.add((os.getpid(), home))
+                sweep(home)
+        pid = os.getpid()
+        path = os.path.join(home, f"{_PREFIX}{_node()}-{pid}-{_started(pid)}-{secrets.token_hex(6)}")
+        os.mkdir(path, 0o700)
+        return path
+    except OSError as error:
+        raise SandboxStartError(f"no directory for a sandbox can be made in {home}: {error}") from error
+
+
+def furnish(base: str, image: str) -> str:
+    """Make what is in `base`, with a copy of the directory `image`. Returns the working directory."""
+    work = os.path.join(base, "work")
+    try:
+        for name in ("home", "tmp"):
+            os.mkdir(os.path.join(base, name), 0o700)
+        if not image:
+            os.mkdir(work)
+            return work
+        if not os.path.isdir(image):
+            raise SandboxStartError(f"image {image!r} is no directory: give the path of one to copy in, or ''")
+        root = os.path.realpath(os.path.dirname(base))
+
+        def skip(folder: str, names: list[str]) -> set[str]:
+            # The sandboxes' own directories, where the image holds them; and what can't be copied: sockets, devices.
+            own = os.path.realpath(folder) == root
+            return {
+                name for name in names if (own and name.startswith(_PREFIX)) or _is_special(os.path.join(folder, name))
+            }
+
+        shutil.copytree(image, work, symlinks=True, ignore=skip)
+        return work
+    except (OSError, shutil.Error) as error:
+        raise SandboxStartError(f"image {image!r} could not be copied to {work}: {error}") from error
+
+
+def remove(base: str, *, processes_too: bool) -> None:
+    """Remove a sandbox's directory. With `processes_too` first kill what still runs there. Failure is only logged."""
+    if processes_too:
+        kill_marked(os.path.basename(base))
+    try:
+        remove_tree(base)
+    except OSError as error:
+        _log.error("the sandbox's directory %s could not be removed: %s", base, error)
+
+
+def sweep(home: str) -> None:
+    """Remove the directories in `home` whose owner is dead, and kill what still runs there."""
+    for name in os.listdir(home):
+        path = os.path.join(home, name)
+        try:
+            if name.startswith(_PREFIX) and _is_dead(name) and os.lstat(path).st_uid == os.geteuid():
+                _log.info("removing %s: its owner is dead", path)
+                remove(path, processes_too=True)
+        except OSError as error:
+            _log.warning("%s could not be swept: %s", path, error)
+
+
+def kill_marked(name: str) -> None:
+    """Kill every process whose environment says that it belongs to the sandbox `name`. Linux only, best effort."""
+    if sys.platform != "linux":
+        return
+    marker = f"{MARKER}={name}".encode()
+    for _ in range(50):
+        found = [pid for pid in _processes() if marker in _environment(pid)]
+        if not found:
+            return
+        for pid in found:
+            with contextlib.suppress(OSError):
+                os.kill(pid, signal.SIGKILL)
+        time.sleep(0.002)
+    _log.error("processes of the sandbox %s don't end: %s", name, found)
+
+
+def _processes() -> list[int]:
+    return [int(name) for name in os.listdir("/proc") if name.isdigit() and int(name) != os.getpid()]
+
+
+def _environment(pid: int) -> list[bytes]:
+    try:
+        with open(f"/proc/{pid}/stat", "rb") as file:
+            if file.read().rpartition(b")")[2].split()[0] in (b"Z", b"X"):
+                return []
+        with open(f"/proc/{pid}/environ", "rb") as file:
+            return file.read().split(b"\0")
+    except OSError:
+        return []
+
+
+def _is_special(path: str) -> bool:
+    mode = os.lstat(path).st_mode
+    return not (stat.S_ISREG(mode) or stat.S_ISDIR(mode) or stat.S_ISLNK(mode))
+
+
+@functools.lru_cache(maxsize=1)
+def _node() -> str:
+    try:
+        namespace = os.readlink("/proc/self/ns/pid")
+    except OSError:
+        namespace = ""
+    return f"{zlib.crc32(f'{socket.gethostname()} {namespace}'.encode()):08x}"
+
+
+def _started(pid: int) -> str:
+    """When `pid` was started, as text that tells it from another process of the same number. "" where it isn't
+    running, "0" where that is all that can be known."""
+    if sys.platform != "linux":
+        try:
+            os.kill(pid, 0)
+        except ProcessLookupError:
+            return ""
+        except OSError:
+            pass
+        return "0"
+    try:
+        with open(f"/proc/{pid}/stat", "rb") as file:
+            fields = file.read().rpartition(b")")[2].split()
+    except OSError:
+        return ""
+    return "" if fields[0] in (b"Z", b"X") else f"{_boot()}{int(fields[19])}"
+
+
+@functools.lru_cache(maxsize=1)
+def _boot() -> str:
+    try:
+        with open("/proc/sys/kernel/random/boot_id") as file:
+            return file.read(4) + "."
+    except OSError:
+        return ""
+
+
+def _is_dead(name: str) -> bool:
+    parts = name[len(_PREFIX) :].split("-")
+    if len(parts) != 4 or parts[0] != _node() or not parts[1].isdigit():
+        return False
+    return _started(int(parts[1])) != parts[2]

@@ -1,0 +1,70 @@
+"""What is printed in the sandbox, on its way to the host as log frames. Runs in the worker; standard library only."""
+
+from __future__ import annotations
+
+import os
+import select
+import threading
+
+from . import frames
+from .outbox import Closed
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from .outbox import Outbox
+
+# What a pipe holds on Linux; more than that can't be waiting.
+_PIPE = 64 * 1024
+
+
+class Printed:
+    """Reads the pipe that is everybody's stdout and stderr in the sandbox. At most `limit` bytes of it are sent; the
+    rest is read and dropped, so that nobody who prints is ever stuck."""
+
+    def __init__(self, pipe: int, outbox: Outbox) -> None:
+        os.set_blocking(pipe, False)
+        self.limit = 1 << 62
+        self._pipe = pipe
+        self._outbox = outbox
+        self._sent = 0
+        self._cut = False
+        # Held from reading to sending: what was printed first is sent first, and before the result that follows it.
+        self._moving = threading.Lock()
+
+    def pump(self) -> None:
+        """Send what comes, for ever. For a thread of its own."""
+        poll = select.poll()
+        poll.register(self._pipe, select.POLLIN)
+        try:
+            while True:
+                poll.poll()
+                if not self.drain():
+                    return
+        except (Closed, OSError):
+            pass
+
+    def drain(self) -> bool:
+        """Send what has been printed so far. False at the end of the pipe: nobody can print any more."""
+        with self._moving:
+            for _ in range(2):
+                try:
+                    data = os.read(self._pipe, _PIPE)
+                except BlockingIOError:
+                    return True
+                if not data:
+                    return False
+                self._send(data)
+                if len(data) < _PIPE:
+                    return True
+        return True
+
+    def _send(self, data: bytes) -> None:
+        if self._cut:
+            return
+        left = self.limit - self._sent
+        if len(data) > left:
+            self._cut = True
+            notice = f"\n[agentix: more than {self.limit} bytes were printed; the rest is dropped]\n"
+            data = data[:left] + notice.encode()
+        self._sent += len(data)
+        self._outbox.send_within_window(frames.LOG, 0, [data], last=False)
