@@ -57,12 +57,12 @@ def load_adapter(path: str, protocol: type, *, option: str, args: Mapping[str, s
         if isinstance(found, type):
             raise BadAdapter(f"{where} returned the class {found.__name__}: it must return an object")
     elif args:
-        raise BadArgument(f"{option}-arg {next(iter(args))}: {path} is an object, not a class or a factory")
+        raise BadArgument(f"{option}-arg {next(iter(args))}: {path} is an object, which takes none; leave it out, or name a class or a factory")
     lacking = [name for name in methods if not callable(getattr(found, name, None))]
     if lacking:
         raise BadAdapter(
             f"{where}: {_kind(found)} lacks {', '.join(f'{name}()' for name in lacking)}; "
-            f"a {protocol.__name__} needs {', '.join(methods)}"
+            f"agentix_runner.{protocol.__name__} needs {', '.join(methods)}"
         )
     return found
 

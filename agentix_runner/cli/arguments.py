@@ -46,7 +46,7 @@ def convert_arguments(
         try:
             out[key] = _convert(text, parameter)
         except ValueError as exc:
-            raise BadArgument(f"{option} {key}={text}: {exc}") from None
+            raise BadArgument(f"{option} {key}: {exc}, not {text!r}") from None
     missing = [p.name for p in named.values() if p.default is p.empty and p.name not in out]
     if missing:
         raise BadArgument(f"{name} needs {', '.join(missing)}: give {option} {missing[0]}=VALUE")
@@ -125,7 +125,7 @@ def _to_union(text: str, choices: tuple[Any, ...]) -> Any:
 
 def _to_none(text: str) -> None:
     if text.lower() not in NONE:
-        raise ValueError("none")
+        raise ValueError("give none")
 
 
 def _to_bool(text: str) -> bool:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import logging
 import os
 import re
 import secrets
@@ -20,12 +21,14 @@ from ..records import RetryPolicy, Rollout, Timeouts
 from . import exits
 from .adapters import add_working_directory, load_adapter, read_instances, users_error
 from .choose import choose
-from .logs import LineHandler, logging_to
+from .logs import LOGGER, LineHandler, logging_to
 from .output import reserved_stdout, write
 from .progress import LogProgress, Progress, TerminalProgress
 from .table import table
 from .text import is_terminal, plural
 from .values import to_mapping
+
+logger = logging.getLogger(LOGGER)
 
 
 @frozen(kw_only=True)
@@ -97,6 +100,8 @@ def _run(request: Request, standing: Standing, handler: LineHandler) -> int:
         from ..runner import run_rollouts
         from ..summary import summarize
 
+        if request.out is None:
+            logger.info("results: %s", standing.run_dir)
         standing.started = True
         rollouts = run_rollouts(
             **settings,

@@ -56,8 +56,9 @@ def write(text: str, stream: TextIO) -> None:
         JournalError: it can't be written for another reason (disk full).
     """
     try:
-        click.echo(text.encode(stream.encoding or "utf-8", "backslashreplace"), file=stream, color=wants_color(stream))
-        stream.flush()
+        shown = text if wants_color(stream) else click.unstyle(text)
+        # As bytes, so that what the stream's encoding can't hold is an escape, not an error.
+        click.echo(shown.encode(stream.encoding or "utf-8", "backslashreplace"), file=stream)
     except BrokenPipeError:
         _give_up(stream)
     except OSError as exc:

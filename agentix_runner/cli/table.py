@@ -50,10 +50,10 @@ def _rates(summary: Mapping[str, Any]) -> list[str]:
     if summary["resolved_rate"] is not None:
         rows.append(("resolved rate", f"{summary['resolved_rate']:.1%}"))
     rows += [(f"pass@{k}", f"{value:.1%}") for k, value in summary["pass_at_k"].items()]
-    scored = summary["mean_reward"]
-    # Where rewards are only 0 and 1, their mean says nothing that the rate does not.
-    if scored is not None and abs(scored - (summary["resolved_rate"] or 0.0)) > 1e-9:
-        rows.append(("mean reward", f"{scored:.3f}"))
+    reward, scored = summary["mean_reward"], summary["resolved"] + summary["unresolved"]
+    # Where rewards are only 0 and 1, their mean says nothing that the counts do not.
+    if reward is not None and scored and abs(reward - summary["resolved"] / scored) > 1e-9:
+        rows.append(("mean reward", f"{reward:.3f}"))
     rows += [(clean(name, 40), f"{value:,.6g}") for name, value in summary["usage"].items() if value is not None]
     return _columns(rows)
 
