@@ -6,8 +6,8 @@
 #
 # For root on Debian, with or without systemd. Listens on DOCKER_HOST where the caller exports one (unix:// only), else
 # on the usual socket. AGENTIX_ENGINE_DATA is its data root (default /var/lib/agentix-engine), AGENTIX_ENGINE_RUN holds
-# its pid file and log (default /run/agentix-engine), AGENTIX_ENGINE_ARGS more arguments for dockerd. A second engine
-# beside a first one, to stop and start in a test, needs all three of its own, and --bridge=none --iptables=false.
+# its pid file and log (default /run/agentix-engine). A second engine beside a first one, to stop and start in a test,
+# needs all three of its own, and AGENTIX_ENGINE_UNSHARE=1: a network namespace of its own, or the two fight for docker0.
 set -euo pipefail
 
 DATA=${AGENTIX_ENGINE_DATA:-/var/lib/agentix-engine}
@@ -87,9 +87,10 @@ start() {
         mkdir -p "$DATA" "$(dirname "${HOST#unix://}")"
         say "starting dockerd on $HOST, data in $DATA"
         # Its own session and no descriptor of ours (9 is the lock), or the caller's pipe would stay open.
-        # shellcheck disable=SC2086
-        setsid dockerd --host "$HOST" --data-root "$DATA" --exec-root "$RUN/exec" --pidfile "$PIDFILE" \
-            ${AGENTIX_ENGINE_ARGS:-} </dev/null >"$LOG" 2>&1 9>&- &
+        local apart=()
+        [ "${AGENTIX_ENGINE_UNSHARE:-}" != 1 ] || apart=(unshare --net)
+        setsid "${apart[@]}" dockerd --host "$HOST" --data-root "$DATA" --exec-root "$RUN/exec" --pidfile "$PIDFILE" \
+            </dev/null >"$LOG" 2>&1 9>&- &
     fi
     local started=$SECONDS
     until answers; do

@@ -1,0 +1,37 @@
+"""Fixtures that several test files share."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Iterator
+
+import pytest
+
+from agentix_runner import bridge, deadline
+
+from .engine import engine  # noqa: F401
+from .images import busybox, debian, debian_python, empty  # noqa: F401
+
+
+@pytest.fixture
+def short_grace(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Code that does not come back is given up after a moment, so that the test of it is quick."""
+    monkeypatch.setattr(bridge, "LEFT_OVER_S", 0.1)
+    monkeypatch.setattr(deadline, "GRACE_S", 0.3)
+
+
+@pytest.fixture
+def no_threads_left() -> Iterator[None]:
+    """The test ends with the threads that it began with."""
+    before = set(threading.enumerate())
+    yield
+    eventually(lambda: set(threading.enumerate()) <= before)
+
+
+def eventually(condition: Callable[[], bool], limit_s: float = 10.0) -> None:
+    """Wait until `condition()` holds; fail where it has not after `limit_s`, a generous hang limit."""
+    until = time.monotonic() + limit_s
+    while not condition():
+        assert time.monotonic() < until, "it did not happen in time"
+        time.sleep(0.005)
