@@ -27,8 +27,11 @@ from . import directories as dirs
 _log = logging.getLogger("agentix_runner.providers.local")
 
 _INHERITED = frozenset(
-    ("PATH", "LANG", "LANGUAGE", "TZ", "TZDIR", "USER", "LOGNAME", "SHELL")
-    + ("LD_LIBRARY_PATH", "DYLD_LIBRARY_PATH", "SSL_CERT_FILE", "SSL_CERT_DIR")
+    {
+        *("PATH", "LANG", "LANGUAGE", "TZ", "TZDIR", "USER", "LOGNAME", "SHELL"),
+        # An interpreter, and its TLS, may need these to run at all.
+        *("LD_LIBRARY_PATH", "DYLD_LIBRARY_PATH", "SSL_CERT_FILE", "SSL_CERT_DIR"),
+    }
 )
 _TRANSIENT = frozenset((errno.EAGAIN, errno.ENOMEM, errno.ENFILE))
 
@@ -66,6 +69,7 @@ class LocalProvider:
         Raises:
             SandboxStartError: it could not be started; `transient` where another try may work.
         """
+        owner = os.getpid()
         base = dirs.make(self.root)
         sandbox = None
         ended = True
@@ -75,9 +79,11 @@ class LocalProvider:
             sandbox.connect(self.start_timeout, _greeting())
             yield sandbox
         finally:
-            if sandbox is not None:
-                ended = sandbox.close()
-            dirs.remove(base, processes_too=not ended or os.path.lexists(base))
+            # A fork of this process may come by here too, and the sandbox is not its own.
+            if os.getpid() == owner:
+                if sandbox is not None:
+                    ended = sandbox.close()
+                dirs.remove(base, processes_too=not ended or os.path.lexists(base))
 
     def _start(self, base: str, work: str, config: SandboxConfig) -> RemoteSandbox:
         python = self.python or sys.executable
@@ -86,7 +92,7 @@ class LocalProvider:
         command = [python, "-I", "-S", guard.__file__, base]
         try:
             transport = ProcessTransport.start(command, cwd=work, env=self._environment(base, config))
-        except (OSError, ValueError) as error:
+        except (OSError, ValueError, TypeError) as error:
             code = getattr(error, "errno", None)
             remedy = ": raise `ulimit -n`" if code == errno.EMFILE else ""
             raise SandboxStartError(
@@ -113,9 +119,13 @@ class LocalProvider:
 
 def _greeting() -> dict[str, object]:
     """What makes the worker import what this process can."""
-    here = os.getcwd()
+    try:
+        here = os.getcwd()
+    except OSError:
+        # The directory is gone, and with it all that could be imported from it.
+        here = os.path.sep
     return {
-        "path": [os.path.abspath(os.path.join(here, entry)) for entry in sys.path if isinstance(entry, str)],
+        "path": [os.path.normpath(os.path.join(here, entry)) for entry in sys.path if isinstance(entry, str)],
         "prefix": sys.prefix,
         "exec_prefix": sys.exec_prefix,
         "editable": [name for name in sys.modules if name.startswith("__editable__")],

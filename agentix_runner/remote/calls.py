@@ -20,6 +20,7 @@ from attrs import frozen
 from ..errors import CallError
 
 _REMEDY = 'pip install "agentix-runner[notebook]", or move it into a module'
+_NAMELESS = frozenset((type(None), type(...), type(NotImplemented)))
 # cloudpickle's registry of modules to send by value is one for the whole process.
 _registering = threading.Lock()
 
@@ -84,7 +85,9 @@ class _Pickler(pickle.Pickler):
         self._reach = reach
 
     def reducer_override(self, value: Any) -> Any:
-        if isinstance(value, (type, FunctionType)) and _reference(value, self._reach) is None:
+        # The builtin singletons' classes have no name to import them by, and pickle knows them.
+        named = isinstance(value, FunctionType) or (issubclass(type(value), type) and value not in _NAMELESS)
+        if named and _reference(value, self._reach) is None:
             raise _NotByName(name_of(value))
         return NotImplemented
 

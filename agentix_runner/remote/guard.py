@@ -19,6 +19,7 @@ import time
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
+    from collections.abc import Callable
     from typing import Any
 
 LAST_WORDS = "agentix-guard:"
@@ -28,6 +29,9 @@ _PR_SET_PDEATHSIG = 1
 _PR_SET_DUMPABLE = 4
 _PR_SET_CHILD_SUBREAPER = 36
 _KILL_LIMIT_S = 10.0
+# What a pipe holds on Linux, and how much of it is worth telling.
+_PIPE = 64 * 1024
+_LAST_PRINTED = 8 * 1024
 
 
 def main(directory: str | None = None) -> None:
@@ -40,9 +44,11 @@ def main(directory: str | None = None) -> None:
     prctl(_PR_SET_CHILD_SUBREAPER, 1)
     ooms = _oom_kills()
     me = os.getpid()
+    log_reader, log_writer = os.pipe()
     worker = os.fork()
     if worker == 0:
-        _become_worker(me, prctl, waker)
+        _become_worker(me, prctl, waker, log_reader, log_writer)
+    os.close(log_writer)
     words = os.dup(2)
     null = os.open(os.devnull, os.O_RDWR)
     os.dup2(null, 1)
@@ -51,9 +57,9 @@ def main(directory: str | None = None) -> None:
     status = _watch(worker, waker)
     if status is not None:
         code = os.waitstatus_to_exitcode(status)
-        _say(words, code, code == -signal.SIGKILL and _oom_kills() > ooms)
+        _say(words, log_reader, code, code == -signal.SIGKILL and _oom_kills() > ooms)
         _hang_up()
-    _kill_all(worker)
+    _kill_all(worker, status is None)
     if directory:
         _remove(directory)
     if status is None:
@@ -108,7 +114,7 @@ def _prctl() -> Any:
     return lambda option, value: call(option, value)
 
 
-def _become_worker(guard: int, prctl: Any, waker: _Waker) -> None:
+def _become_worker(guard: int, prctl: Any, waker: _Waker, log_reader: int, log_writer: int) -> None:
     code = 70
     try:
         # Killed with the guard, so that a killed guard doesn't leave a worker that nobody watches.
@@ -118,7 +124,7 @@ def _become_worker(guard: int, prctl: Any, waker: _Waker) -> None:
             os.setsid()
             from agentix_runner.remote.worker import serve
 
-            code = serve()
+            code = serve(log_reader, log_writer)
     except BaseException:
         sys.excepthook(*sys.exc_info())
         sys.stderr.flush()
@@ -150,11 +156,15 @@ def _watch(worker: int, waker: _Waker) -> int | None:
     return None
 
 
-def _say(words: int, code: int, oom: bool) -> None:
-    os.set_blocking(words, False)
+def _say(words: int, log_reader: int, code: int, oom: bool) -> None:
+    """Tell how the worker ended, after what was printed and the worker did not live to send."""
+    printed = b""
     with contextlib.suppress(OSError):
-        os.write(words, f"{LAST_WORDS} exit={code} oom={int(oom)}\n".encode())
-    os.set_blocking(words, True)
+        os.set_blocking(log_reader, False)
+        printed = os.read(log_reader, _PIPE)[-_LAST_PRINTED:]
+    with contextlib.suppress(OSError):
+        os.set_blocking(words, False)
+        os.write(words, printed + f"\n{LAST_WORDS} exit={code} oom={int(oom)}\n".encode())
 
 
 def _hang_up() -> None:
@@ -169,7 +179,7 @@ def _hang_up() -> None:
         pass
 
 
-def _kill_all(worker: int) -> None:
+def _kill_all(worker: int, unreaped: bool) -> None:
     """Kill every descendant until none is left.
 
     Only children are killed, never grandchildren: a child's process id can't be used again before it is reaped here.
@@ -179,26 +189,29 @@ def _kill_all(worker: int) -> None:
     end = time.monotonic() + _KILL_LIMIT_S
     pause = 0.0
     while time.monotonic() < end:
-        for pid in _children() if sys.platform == "linux" else [worker]:
-            _kill(pid)
+        if sys.platform == "linux":
+            for pid in _children():
+                _kill(os.kill, pid)
+        else:
+            # No subreaper here: the worker and its group are all that can be reached.
+            _kill(os.killpg, worker)
+            if unreaped:
+                _kill(os.kill, worker)
         try:
             while True:
                 pid, _ = os.waitpid(-1, os.WNOHANG)
                 if pid == 0:
                     break
+                unreaped = unreaped and pid != worker
         except ChildProcessError:
             return
         time.sleep(pause)
         pause = min(pause + 0.0002, 0.01)
 
 
-def _kill(pid: int) -> None:
-    if sys.platform != "linux":
-        # There is no subreaper: the worker's own group is all that can be reached.
-        with contextlib.suppress(OSError):
-            os.killpg(pid, signal.SIGKILL)
+def _kill(how: Callable[[int, int], None], pid: int) -> None:
     with contextlib.suppress(OSError):
-        os.kill(pid, signal.SIGKILL)
+        how(pid, signal.SIGKILL)
 
 
 def _children() -> list[int]:

@@ -58,5 +58,6 @@ class SandboxLog:
             self._line = bytearray()
 
     def _say(self, line: bytes | bytearray) -> None:
-        text = line[:_LONGEST_LINE].decode("utf-8", "replace").rstrip("\r")
-        _sandbox_log.debug("%s", text, extra=self._extra)
+        for start in range(0, len(line) or 1, _LONGEST_LINE):
+            text = line[start : start + _LONGEST_LINE].decode("utf-8", "replace").rstrip("\r")
+            _sandbox_log.debug("%s", text, extra=self._extra)

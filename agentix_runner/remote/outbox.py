@@ -73,9 +73,12 @@ class Outbox:
             self._closed = True
             self._granted.notify_all()
 
-    def exclusively(self) -> threading.Lock:
-        """A lock during which nobody writes. Only after `close`, and when the write has been made to fail."""
-        return self._writing
+    def is_quiet(self, timeout: float) -> bool:
+        """After `close`: wait up to `timeout` seconds until the last write has returned. True: there won't be any."""
+        if not self._writing.acquire(timeout=timeout):
+            return False
+        self._writing.release()
+        return True
 
     def _take(self, stream: int, size: int) -> None:
         with self._granted:

@@ -10,6 +10,7 @@ import socket
 import subprocess
 import threading
 import time
+import weakref
 from typing import Protocol
 
 from attrs import frozen
@@ -17,7 +18,7 @@ from attrs import frozen
 from .guard import LAST_WORDS
 
 _TEXT_LIMIT = 16 * 1024
-_LAST_WORDS = re.compile(rf"^{LAST_WORDS} exit=(-?\d{{1,9}}) oom=([01])$", re.MULTILINE)
+_LAST_WORDS = re.compile(rf"^{LAST_WORDS} exit=(-?\d{{1,9}}) oom=([01])\n\Z", re.MULTILINE)
 
 
 @frozen
@@ -56,6 +57,17 @@ class Transport(Protocol):
         ...
 
 
+_open: weakref.WeakSet[ProcessTransport] = weakref.WeakSet()
+
+
+def _forget_all() -> None:
+    for transport in list(_open):
+        transport.forget()
+
+
+os.register_at_fork(after_in_child=_forget_all)
+
+
 class ProcessTransport:
     """A guard that is a child of this process, on a pair of sockets.
 
@@ -73,6 +85,7 @@ class ProcessTransport:
         self._text = b""
         self._at_end = False
         os.set_blocking(self._stderr, False)
+        _open.add(self)
 
     @classmethod
     def start(cls, command: list[str], *, cwd: str, env: dict[str, str]) -> ProcessTransport:
@@ -115,16 +128,20 @@ class ProcessTransport:
 
     def ended(self, timeout: float) -> Ended:
         end = time.monotonic() + timeout
+        # Where the connection ended by itself, the guard has spoken already.
+        patience = end - timeout * 0.9
         while not (said := _LAST_WORDS.search(self._said())) and not self._at_end:
-            left = end - time.monotonic()
-            if left <= 0:
+            now = time.monotonic()
+            if now >= end:
                 break
-            self._wait_for_stderr(left)
+            if now >= patience:
+                self.close()
+                patience = end
+            self._wait_for_stderr(patience - now)
         text = self._said()
         if said:
-            text = text[: said.start()] + text[said.end() :]
-            return Ended(int(said[1]), said[2] == "1", text.strip())
-        return Ended(self._wait(max(0.1, end - time.monotonic())), False, text.strip())
+            return Ended(int(said[1]), said[2] == "1", text[: said.start()].strip("\n"))
+        return Ended(self._wait(max(0.1, end - time.monotonic())), False, text.strip("\n"))
 
     def release(self, timeout: float) -> bool:
         end = time.monotonic() + timeout
@@ -142,6 +159,13 @@ class ProcessTransport:
         self._socket.close()
         return clean
 
+    def forget(self) -> None:
+        """In a fork of this process: hold nothing open, so that the sandbox still ends with the process it belongs
+        to."""
+        self._socket.close()
+        with contextlib.suppress(OSError):
+            os.close(self._stderr)
+
     def _said(self) -> str:
         with self._reading:
             while not self._at_end:
@@ -156,7 +180,7 @@ class ProcessTransport:
     def _wait_for_stderr(self, timeout: float) -> None:
         poll = select.poll()
         poll.register(self._stderr, select.POLLIN)
-        poll.poll(timeout * 1000)
+        poll.poll(max(0.0, timeout) * 1000)
 
     def _wait(self, timeout: float) -> int | None:
         try:

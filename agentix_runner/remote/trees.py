@@ -6,6 +6,7 @@ may be long. Here every inner directory is moved up to the top before it is empt
 
 from __future__ import annotations
 
+import contextlib
 import os
 import stat
 
@@ -30,7 +31,8 @@ def remove_tree(path: str) -> None:
         os.close(top)
     if first is not None:
         raise first
-    os.rmdir(path)
+    with contextlib.suppress(FileNotFoundError):
+        os.rmdir(path)
 
 
 class _Emptier:
@@ -48,6 +50,9 @@ class _Emptier:
             for name in names:
                 try:
                     self._remove(name)
+                except FileNotFoundError:
+                    # Somebody else removes it too.
+                    continue
                 except OSError as error:
                     self._note(error)
                     self.stuck.add(name)
@@ -66,6 +71,8 @@ class _Emptier:
             for entry in os.listdir(inner):
                 try:
                     self._empty_out(entry, inner)
+                except FileNotFoundError:
+                    continue
                 except OSError as error:
                     self._note(error)
         finally:

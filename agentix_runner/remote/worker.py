@@ -30,16 +30,14 @@ if TYPE_CHECKING:
 _TEXT_LIMIT = 64 * 1024
 
 
-def serve() -> int:
-    """Work until the host hangs up. Returns the exit code."""
-    inlet, outlet = _away(0), _away(1)
-    low, log_writer = os.pipe()
-    log_reader = _away(low)
-    os.close(low)
+def serve(log_reader: int, log_writer: int) -> int:
+    """Work until the host hangs up. The frames are stdin and stdout; the log is a pipe. Returns the exit code."""
+    inlet, outlet, log = _away(0), _away(1), _away(log_reader)
+    os.close(log_reader)
     null = os.open(os.devnull, os.O_RDONLY)
     os.dup2(null, 0)
     os.close(null)
-    worker = Worker(inlet, outlet, log_reader)
+    worker = Worker(inlet, outlet, log)
     greeting = worker.greet()
     os.dup2(log_writer, 1)
     os.dup2(log_writer, 2)
@@ -138,7 +136,11 @@ class Worker:
                 return
             message = self._coming.pop(frame.stream)
         name = f"agentix-call-{frame.stream}"
-        threading.Thread(target=self._call, args=(frame.stream, message), name=name, daemon=True).start()
+        try:
+            threading.Thread(target=self._call, args=(frame.stream, message), name=name, daemon=True).start()
+        except RuntimeError as error:
+            # No more threads or memory. The host always reads, so this can't keep the main thread waiting.
+            self.outbox.send(frames.ERROR, frame.stream, _report("call", error))
 
     def _call(self, call: int, message: bytes | bytearray | memoryview) -> None:
         kind, parts = self._outcome(message)
@@ -149,10 +151,16 @@ class Worker:
             os._exit(0 if kind == frames.RESULT else 1)
         try:
             self._flush()
-            self.printed.drain()
+            # The function may have closed anything.
+            with contextlib.suppress(OSError):
+                self.printed.drain()
             self.outbox.send_within_window(kind, call, parts)
         except Closed:
             os._exit(0)
+        except BaseException:
+            # The host waits for an answer that can't be sent: let it see the end of the worker instead.
+            sys.excepthook(*sys.exc_info())
+            os._exit(70)
 
     def _outcome(self, message: bytes | bytearray | memoryview) -> tuple[int, list[bytes | memoryview]]:
         try:
