@@ -162,6 +162,8 @@ class Batch:
         if self.journal is not None:
             self._help(self._keep_journal)
         if self._user_stop is not None:
+            if self._user_stop.is_set():
+                self.stop("the run was stopped")
             self._help(self._watch_stop)
         for index, planned in todo:
             future = self._pool.submit(self._supervise, Item(index, planned, self), contextvars.copy_context())
@@ -244,8 +246,6 @@ class Batch:
             self._stop.set()
         for job in list(self._live):
             job.wake()
-        if self._pool is not None:
-            self._pool.shutdown(wait=False, cancel_futures=True)
 
     def _stopped(self) -> Stopped:
         return Stopped(self._reason)
@@ -254,6 +254,9 @@ class Batch:
 
     def _supervise(self, item: Item, context: contextvars.Context) -> Rollout:
         rollout = self._new_rollout(item)
+        if self._stop.is_set():
+            fail(rollout, "session", self._stopped())
+            return rollout
         rollout.started_at = time.time()
         job = Job(rollout, self._clock, self._stop, self._stopped)
         self._live.add(job)

@@ -45,6 +45,20 @@ def is_async(fn: Any) -> bool:
     return inspect.iscoroutinefunction(fn) or inspect.iscoroutinefunction(getattr(type(fn), "__call__", None))  # noqa: B004
 
 
+_remote_is_async: dict[type, bool] = {}
+
+
+def is_async_sandbox(sandbox: Any) -> bool:
+    """Whether `sandbox.remote` is an `async def`. Remembered by class: it is asked twice a rollout."""
+    kind = type(sandbox)
+    known = _remote_is_async.get(kind)
+    if known is None:
+        known = is_async(getattr(sandbox, "remote", None))
+        if hasattr(kind, "remote"):
+            _remote_is_async[kind] = known
+    return known
+
+
 def is_async_provider(provider: Any) -> bool:
     """Whether `provider.session` is known to make async context managers without calling it."""
     return inspect.isasyncgenfunction(inspect.unwrap(provider.session))
@@ -80,6 +94,7 @@ class Session:
                 "decorate it with contextlib.contextmanager or asynccontextmanager"
             )
         self.is_async = can_async and (in_loop() or not can_sync)
+        self.is_async_only = not can_sync
         if self.is_async and not in_loop():
             raise NeedsLoop
         self._manager = manager

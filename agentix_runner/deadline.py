@@ -42,12 +42,12 @@ class Clock:
     """The limits of one run, and what is left of them. Shared by all its jobs; nothing in it changes."""
 
     def __init__(
-        self, timeouts: Timeouts, *, grace: float = GRACE_S, now: Callable[[], float] = time.monotonic
+        self, timeouts: Timeouts, *, grace: float | None = None, now: Callable[[], float] = time.monotonic
     ) -> None:
         self.limits = {phase: getattr(timeouts, phase) or NEVER for phase in LIMITED_PHASES}
         self.total = timeouts.total or NEVER
         self.shortest = min(*self.limits.values(), self.total)
-        self.grace = grace
+        self.grace = GRACE_S if grace is None else grace
         self.now = now
 
 
@@ -67,7 +67,8 @@ class Job:
         self._stop = stop
         self._stop_error = stop_error
         self._lock = threading.Lock()
-        self._serial = 0
+        self._serial = 0  # one more at each beginning and end of a phase
+        self._in_phase = False
         self._phase = ""
         self._ending: Exception | None = None  # why the current phase was interrupted
         self._abandoned = False
@@ -97,6 +98,7 @@ class Job:
                     raise self._timeout("total", self.clock.total)
                 self._look_at = min(now + limit, self._total_at)
             self._serial += 1
+            self._in_phase = True
             self._phase = phase
             self._phase_began = now
             self._ending = None
@@ -110,6 +112,7 @@ class Job:
             self.rollout.phases.append((self._phase, self._phase_began - self._began, now - self._began))
             self._look_at = NEVER
             self._serial += 1
+            self._in_phase = False
             return self._ending
 
     def finish(self) -> None:
@@ -163,7 +166,7 @@ class Job:
         """Interrupt what is overdue or stopped. False once the job should be abandoned."""
         now = self.clock.now()
         with self._lock:
-            if self.done or self._look_at == NEVER:
+            if self.done or not self._in_phase:
                 return True
             if self._ending is not None:
                 return now < self._look_at
@@ -184,7 +187,7 @@ class Job:
     def interrupt(self, reason: Exception) -> None:
         """End the current phase: its sandbox, its task, and with them what waits for either."""
         with self._lock:
-            if self._ending is not None or self._look_at == NEVER:
+            if self._ending is not None or not self._in_phase:
                 return
             self._ending = reason
             self._look_at = self.clock.now() + self.clock.grace

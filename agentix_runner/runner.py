@@ -23,7 +23,7 @@ from attrs import field, frozen
 
 from . import checks
 from .batch import Batch, Item
-from .bridge import Method, NeedsLoop, Session, drive, is_async, is_async_provider, uncancel
+from .bridge import Method, NeedsLoop, Session, drive, is_async, is_async_provider, is_async_sandbox, uncancel
 from .deadline import Abandoned, Clock, Job, Slot
 from .errors import BadOutcome, PhaseTimeout, Stopped
 from .outcome import fail, take_agent_result, take_score, take_setup
@@ -110,15 +110,17 @@ async def _set_up(spec: Spec, job: Job, instance: dict[str, Any]) -> bool:
 
 
 async def _solve(spec: Spec, item: Item, job: Job, instance: dict[str, Any]) -> None:
+    rollout = job.rollout  # an abandoned job's outcome is another object: this one may still be written to
     result = await spec.solve(job.sandbox, job.sandbox_is_async, instance, model=spec.model)
-    take_agent_result(job.rollout, result)
+    take_agent_result(rollout, result)
     files = getattr(result, "files", None)
     if files:
         item.save(files)
 
 
 async def _grade(spec: Spec, job: Job, instance: dict[str, Any]) -> None:
-    take_score(job.rollout, await spec.grade(job.sandbox, job.sandbox_is_async, instance, job.rollout.patch))
+    rollout = job.rollout
+    take_score(rollout, await spec.grade(job.sandbox, job.sandbox_is_async, instance, rollout.patch))
 
 
 async def _phase(job: Job, phase: str, body: Coroutine[Any, Any, Any]) -> Any:
@@ -141,7 +143,8 @@ async def _phase(job: Job, phase: str, body: Coroutine[Any, Any, Any]) -> Any:
     reason = job.end()
     if reason is not None:
         uncancel()
-        raise PhaseFailed(phase, reason) from error
+        reason.__cause__ = error or reason.__cause__  # where the code was that had to be ended
+        raise PhaseFailed(phase, reason) from None
     if error is not None:
         raise PhaseFailed(phase, error) from None
     return value
@@ -166,7 +169,7 @@ async def _enter(spec: Spec, item: Item, job: Job, phase: str) -> None:
         return session, await session.enter()
 
     session, sandbox = await retrying(enter, spec.retry, sleep=job.sleep)
-    job.opened(session, sandbox, session.is_async or is_async(getattr(sandbox, "remote", None)))
+    job.opened(session, sandbox, session.is_async_only or is_async_sandbox(sandbox))
 
 
 def _config(spec: Spec, item: Item, phase: str) -> SandboxConfig:
@@ -214,6 +217,7 @@ async def _close(job: Job) -> BaseException | None:
 
 def _on_slot(spec: Spec, item: Item, job: Job, slot: Slot) -> None:
     """Run a rollout on its slot's thread, on the slot's loop if anything is async. Raises only Abandoned."""
+    rollout = job.rollout
     try:
         if not item.shared.needs_loop:
             try:
@@ -221,7 +225,7 @@ def _on_slot(spec: Spec, item: Item, job: Job, slot: Slot) -> None:
             except NeedsLoop:
                 # A provider that can't be told to be async before it is asked for a session.
                 item.shared.needs_loop = True
-                job.rollout.phases.clear()
+                rollout.phases.clear()
         if item.shared.needs_loop:
             job.loop = slot.loop()
             job.loop.run(_rollout(spec, item, job), job.escaped)
@@ -229,7 +233,7 @@ def _on_slot(spec: Spec, item: Item, job: Job, slot: Slot) -> None:
         raise
     except BaseException as exc:
         logger.exception("instance %s: an error of the runner's own", item.instance_id)
-        fail(job.rollout, job.phase, exc)
+        fail(rollout, job.phase, exc)
     finally:
         job.loop = None
     job.finish()
