@@ -106,6 +106,7 @@ def test_git_configuration_changes_nothing(here: Here, monkeypatch: pytest.Monke
         f"[diff]\nnoprefix = true\nexternal = false\n[init]\ntemplateDir = {home}\n"
     )
     monkeypatch.setenv("HOME", str(home))
+    monkeypatch.setenv("GIT_CONFIG_GLOBAL", str(home / ".gitconfig"))
     monkeypatch.delenv("XDG_CONFIG_HOME", raising=False)
     assert HumanEval().setup(here, ADD)
     patch = canonical.solve(here, ADD, model=None).patch
@@ -177,7 +178,9 @@ FORGERIES = {
     "patches assert": "import builtins\nbuiltins.AssertionError = None\ndef add(x, y):\n    return 0",
     "ends the tests": "import os, signal\ndef add(x, y):\n    os.kill(os.getppid(), signal.SIGTERM)",
     "interrupts the tests": "import os, signal\ndef add(x, y):\n    os.kill(os.getppid(), signal.SIGINT)",
-    "reads the tests": "def add(x, y):\n    return open('../task.json').read()",
+    "reads the tests": (
+        "import json\ntask = json.load(open('../task.json'))\nexec(task['prompt'] + task['canonical_solution'])"
+    ),
     "takes the calls": "import sys\ndef add(x, y):\n    return sys.stdin.readline() or 0",
     "answers ahead": (
         "import os\nfor fd in range(3, 20):\n    try:\n        os.write(fd, b\"('returned', 0)\\n\" * 200)\n"
@@ -336,6 +339,8 @@ def test_chat_agent_resolves(serve: Callable[..., Endpoint], here: Here) -> None
     result = solve(here)
     assert result.info == {"prompt_tokens": 7, "completion_tokens": 5, "model": "tiny-1", "finish_reason": "stop"}
     assert "Done." in result.files["answer.md"]
+    assert "\n+    return x + y\n" in result.patch
+    assert "+def add" not in result.patch
     [(path, headers, body)] = endpoint.asked
     assert path == "/v1/chat/completions"
     assert headers["Authorization"] == f"Bearer {KEY}"

@@ -119,8 +119,10 @@ def test_command_with_surrogates_is_passed_as_bytes() -> None:
 
 
 def test_stdin_is_empty() -> None:
-    """A command that reads gets an end of file at once."""
-    assert bash("cat; echo end").stdout == "end\n"
+    """A command that reads gets an end of file at once, and nothing of the caller's input."""
+    code = "from agentix_runner.remote.tools import bash; print(bash('cat; echo end').stdout)"
+    done = subprocess.run([sys.executable, "-c", code], input="frames", capture_output=True, text=True, timeout=60)
+    assert (done.stdout, done.stderr) == ("end\n\n", "")
 
 
 def test_cwd_and_env(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -269,10 +271,14 @@ def test_timeout_keeps_what_was_written() -> None:
 
 
 def test_timeout_kills_the_group(tmp_path: Path, pids: Callable[[], list[int]]) -> None:
-    """Children of the command die with it, also those that ignore signals."""
-    command = "trap '' TERM INT HUP; sleep 60 & echo $! >> pids; sh -c 'echo $$ >> pids; sleep 60; :'"
+    """Children of the command die with it, also those that ignore signals or have lost their parent."""
+    command = (
+        "trap '' TERM INT HUP; sleep 60 & echo $! >> pids\n"
+        "(env -i PATH=$PATH sh -c 'echo $$ >> pids; exec sleep 60' &)\n"
+        "sh -c 'echo $$ >> pids; sleep 60; :'"
+    )
     assert bash(command, cwd=str(tmp_path), timeout=0.5).timed_out
-    assert len(pids()) == 2
+    assert len(pids()) == 3
     assert eventually(lambda: all(gone(pid) for pid in pids()))
 
 
@@ -316,7 +322,7 @@ def test_background_child_delays_nothing(tmp_path: Path, pids: Callable[[], list
 
 def test_background_child_may_go_on_writing(tmp_path: Path, pids: Callable[[], list[int]]) -> None:
     """A server in the background outlives its call, and its later output doesn't end it."""
-    server = "while [ ! -e stop ]; do echo line; sleep 0.02; done; seq 1 100000; touch done"
+    server = "while [ ! -e stop ]; do echo line; sleep 0.02; done; seq 1 100000 && touch done"
     result = bash(f"({server}) & echo $! >> pids", cwd=str(tmp_path))
     assert result.exit_code == 0
     assert not gone(pids()[0])
