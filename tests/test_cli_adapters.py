@@ -153,7 +153,8 @@ def test_refused(path: str, message: str) -> None:
 def test_missing_methods() -> None:
     """An object that lacks methods of its Protocol is refused, naming them."""
     assert error_of("bench:half", Dataset) == (
-        "--agent bench:half: Half lacks instances(), score(); agentix_runner.Dataset needs instances, image, setup, score"
+        "--agent bench:half: Half lacks instances(), score(); "
+        "agentix_runner.Dataset needs instances, image, setup, score"
     )
     assert protocol_methods(SandboxProvider) == ["session"]
 
@@ -182,7 +183,10 @@ def test_module_that_is_nowhere(here: Path) -> None:
     [
         ("import bench\nimport no_such_thing\n", "ModuleNotFoundError: No module named 'no_such_thing' (broken.py:2)"),
         ("x = 1\ny = x / 0\n", "ZeroDivisionError: division by zero (broken.py:2)"),
-        ("import json\n\njson.loads('x')\n", "JSONDecodeError: Expecting value: line 1 column 1 (char 0) (broken.py:3)"),
+        (
+            "import json\n\njson.loads('x')\n",
+            "JSONDecodeError: Expecting value: line 1 column 1 (char 0) (broken.py:3)",
+        ),
         ("raise SystemExit(3)\n", "SystemExit: 3 (broken.py:1)"),
         ("raise KeyError\n", "KeyError (broken.py:1)"),
         ("raise ValueError('two\\nlines \\x1b[31m')\n", "ValueError: two lines \\x1b[31m (broken.py:1)"),

@@ -20,8 +20,8 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
+from ..arguments import convert_arguments
 from ..errors import BadAdapter, BadArgument
-from .arguments import convert_arguments
 from .text import clean
 
 
@@ -57,7 +57,10 @@ def load_adapter(path: str, protocol: type, *, option: str, args: Mapping[str, s
         if isinstance(found, type):
             raise BadAdapter(f"{where} returned the class {found.__name__}: it must return an object")
     elif args:
-        raise BadArgument(f"{option}-arg {next(iter(args))}: {path} is an object, which takes none; leave it out, or name a class or a factory")
+        raise BadArgument(
+            f"{option}-arg {next(iter(args))}: {path} is an object, which takes none; "
+            "leave it out, or name a class or a factory"
+        )
     lacking = [name for name in methods if not callable(getattr(found, name, None))]
     if lacking:
         raise BadAdapter(

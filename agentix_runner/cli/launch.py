@@ -25,7 +25,7 @@ from .logs import LOGGER, LineHandler, logging_to
 from .output import reserved_stdout, write
 from .progress import LogProgress, Progress, TerminalProgress
 from .table import table
-from .text import is_terminal, plural
+from .text import clean, is_terminal, plural
 from .values import to_mapping
 
 logger = logging.getLogger(LOGGER)
@@ -64,52 +64,64 @@ class Request:
 
 @define
 class Standing:
-    """How far the command is, for who interrupts it."""
+    """How far the command is, for who interrupts it. The runner's progress: hands everything on to `shown`."""
 
     run_dir: str
+    announce: bool
+    shown: Progress
     started: bool = False
     finished: int = 0
 
-    def on_result(self, rollout: Rollout) -> None:
+    def start(self, *, total: int, finished: Sequence[Rollout]) -> None:
+        self.started = True
+        if self.announce:
+            logger.info("results: %s", clean(self.run_dir))
+        self.shown.start(total=total, finished=finished)
+
+    def event(self, instance_id: str, phase: str) -> None:
+        self.shown.event(instance_id, phase)
+
+    def result(self, rollout: Rollout) -> None:
         self.finished += 1
+        self.shown.result(rollout)
+
+    def tick(self) -> None:
+        self.shown.tick()
+
+    def close(self) -> None:
+        self.shown.close()
 
     def __str__(self) -> str:
         if not self.started:
             return "nothing was started"
         return (
             f"{plural(self.finished, 'rollout')} finished and kept; "
-            f"the rest: the same command with --out {shlex.quote(self.run_dir)}"
+            f"the rest: the same command with --out {shlex.quote(clean(self.run_dir))}"
         )
 
 
 def launch(request: Request) -> int:
     """Do what `request` asks for, and return the exit code."""
-    standing = Standing(request.out if request.out is not None else fresh_run_dir(request.dataset))
     with logging_to(sys.stderr, verbose=request.verbose, quiet=request.quiet) as handler, exits.interruptible():
+        run_dir = fresh_run_dir(request.dataset) if request.out is None else request.out
+        standing = Standing(run_dir, announce=request.out is None, shown=_progress(request, handler))
         return exits.exit_code(
-            lambda: _run(request, standing, handler), verbose=request.verbose, on_interrupt=lambda: str(standing)
+            lambda: _run(request, standing), verbose=request.verbose, on_interrupt=lambda: str(standing)
         )
 
 
-def _run(request: Request, standing: Standing, handler: LineHandler) -> int:
-    with reserved_stdout(request.as_json) as stdout:
+def _run(request: Request, standing: Standing) -> int:
+    with reserved_stdout() as stdout:
+        if request.verbose and request.quiet:
+            raise BadArgument("-v and -q exclude each other: leave one of them out")
         if request.no_score and request.fail_on_unresolved:
-            raise BadArgument("--fail-on-unresolved needs scores: leave out one of it and --no-score")
+            raise BadArgument("--fail-on-unresolved needs scores: leave one of --no-score and it out")
         settings = _settings(request)
         instances = _instances(request, settings["dataset"])
         from ..runner import run_rollouts
         from ..summary import summarize
 
-        if request.out is None:
-            logger.info("results: %s", standing.run_dir)
-        standing.started = True
-        rollouts = run_rollouts(
-            **settings,
-            instances=instances,
-            run_dir=standing.run_dir,
-            progress=_progress(request, handler),
-            on_result=standing.on_result,
-        )
+        rollouts = run_rollouts(**settings, instances=instances, run_dir=standing.run_dir, progress=standing)
         summary = summarize(rollouts)
         text = json.dumps(summary, indent=2) if request.as_json else table(summary, run_dir=standing.run_dir)
         write(text, stdout)

@@ -9,7 +9,12 @@ from .command import Group
 from .output import ensure_streams
 
 
-@click.group(cls=Group, invoke_without_command=True, context_settings={"help_option_names": ["-h", "--help"]})
+@click.group(
+    cls=Group,
+    invoke_without_command=True,
+    subcommand_metavar="COMMAND [ARGS]...",
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
 @click.version_option(__version__, "--version", prog_name="agentix", message="%(prog)s %(version)s")
 @click.pass_context
 def main(ctx: click.Context) -> None:

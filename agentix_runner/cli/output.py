@@ -22,13 +22,10 @@ def ensure_streams() -> None:
 
 
 @contextmanager
-def reserved_stdout(reserve: bool) -> Iterator[TextIO]:
-    """The stream for the result. With `reserve`, all else that is written to stdout inside (by adapters, C code or
-    child processes of this process) goes to stderr."""
+def reserved_stdout() -> Iterator[TextIO]:
+    """The stream for the result. All else that is written to stdout inside, by adapters, C code or child processes of
+    this process, goes to stderr: it neither mixes with the result, nor fails when the result's reader has left."""
     out = sys.stdout
-    if not reserve:
-        yield out
-        return
     try:
         real = out.fileno() == 1
     except (OSError, ValueError):
@@ -41,7 +38,7 @@ def reserved_stdout(reserve: bool) -> Iterator[TextIO]:
     kept = os.dup(1)
     os.dup2(2, 1)
     try:
-        with os.fdopen(os.dup(kept), "w", encoding="utf-8", errors="backslashreplace") as stream:
+        with os.fdopen(os.dup(kept), "w", encoding=out.encoding) as stream:
             yield stream
         out.flush()
     finally:

@@ -71,6 +71,8 @@ class Shown:
         if rollout.error is not None and rollout.ran:
             attempt = f" (attempt {rollout.attempt})" if rollout.attempt else ""
             logger.error("%s%s: %s", clean(rollout.instance_id, 120), attempt, clean(rollout.error))
+            if rollout.failure is not None:
+                logger.debug("%s", rollout.failure.traceback)
         self.tick()
 
     def tick(self) -> None:

@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Callable, Sequence
 
 from ..records import Rollout
-from .text import plural
+from .text import plural, whole_seconds
 
 PHASES = ("setup", "agent", "score")
 
@@ -73,14 +73,5 @@ class Tally:
             parts.append(" ".join(active))
         left = self.left_s
         if left is not None and self.done < self.total:
-            parts.append(f"{_coarse(left)} left")
+            parts.append(f"{whole_seconds(left)} left")
         return parts
-
-
-def _coarse(seconds: float) -> str:
-    whole = int(seconds + 0.5)
-    if whole < 60:
-        return f"{whole}s"
-    if whole < 3600:
-        return f"{whole // 60}m{whole % 60:02d}s"
-    return f"{whole // 3600}h{whole % 3600 // 60:02d}m"

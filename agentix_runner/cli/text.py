@@ -36,9 +36,14 @@ def seconds(value: float) -> str:
     """A duration in seconds for people: "0.42s", "7.3s", "2m05s", "3h07m"."""
     if value < 1:
         return f"{value:.2f}s"
-    if value < 59.95:
-        return f"{value:.1f}s"
-    whole = round(value)
+    return f"{value:.1f}s" if value < 59.95 else whole_seconds(value)
+
+
+def whole_seconds(value: float) -> str:
+    """The same without fractions: "7s", "2m05s", "3h07m"."""
+    whole = int(value + 0.5)
+    if whole < 60:
+        return f"{whole}s"
     if whole < 3600:
         return f"{whole // 60}m{whole % 60:02d}s"
     return f"{whole // 3600}h{whole % 3600 // 60:02d}m"

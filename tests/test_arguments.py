@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, Literal, Optional
 
 import pytest
 
-from agentix_runner.cli.arguments import convert_arguments
+from agentix_runner.arguments import convert_arguments
 from agentix_runner.errors import BadArgument
 
 if TYPE_CHECKING:
@@ -29,7 +29,7 @@ def annotated(
     f: float = 0.0,
     b: bool = False,
     s: str = "",
-    p: Path = Path(),  # noqa: B008
+    p: Path = Path(),
     n: int | None = None,
     o: Optional[str] = None,  # noqa: UP045 - the old spelling is what is tested
     lit: Literal["a", 1] = "a",

@@ -1,4 +1,4 @@
-"""`K=V` texts of the command line as the arguments of a factory, converted by its signature."""
+"""`K=V` texts as the arguments of a factory, converted by its signature."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from enum import Enum
 from pathlib import Path
 from typing import Any, Literal, Union, get_args, get_origin
 
-from ..errors import BadArgument
+from .errors import BadArgument
 
 TRUE = frozenset({"1", "true", "yes", "on"})
 FALSE = frozenset({"0", "false", "no", "off"})
