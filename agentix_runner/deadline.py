@@ -19,9 +19,10 @@ import time
 from collections.abc import Callable
 from typing import Any
 
-from .bridge import LEFT_OVER_S, Session, SlotLoop, bounded, sleep
+from .bridge import LEFT_OVER_S, Session, SlotLoop, sleep
 from .errors import PhaseTimeout, Stopped
 from .records import LIMITED_PHASES, Rollout, Timeouts
+from .threads import bounded
 
 logger = logging.getLogger("agentix_runner")
 
