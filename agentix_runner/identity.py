@@ -7,18 +7,22 @@ limits, timeouts and versions are no part of it: they may differ between two hal
 from __future__ import annotations
 
 import dataclasses
+import enum
+import hashlib
 import json
+import pathlib
 import re
 from collections.abc import Iterator, Mapping
 from typing import Any
 
 import attrs
 
-from .plain import plain_lenient
+from .plain import patch_bytes, plain_lenient
 
 _SECRET_NAME = re.compile(
-    r"key(s|_|$)|tokens?(_|$)|secret|passw|passphrase|authorization|(^|_)auth(_|$)|credential|bearer|cookie"
+    r"secret|passw|passphrase|credential|authorization|bearer|cookie|(api|access|private|signing|encryption)_?key"
 )
+_MAYBE_SECRET_NAME = re.compile(r"key(s|_|$)|tokens?(_|$)|(^|_)auth(_|$)")  # unless it is a number, as "max_tokens" is
 _SECRET_VALUE = re.compile(
     r"\b(sk|rk|pk|ak)-[\w-]{8,}"  # OpenAI, Anthropic and their like
     r"|\b(bearer|basic)\s+[\w+/=.~-]{8,}"
@@ -31,7 +35,7 @@ _SECRET_VALUE = re.compile(
     re.IGNORECASE,
 )
 _MAY_CHANGE = re.compile(r"limit|timeout|retr(y|ies)|version|concurren|(^|_)(verbose|debug|quiet|progress)(_|$)")
-_MAX_VALUE = 10_000  # characters of one field: an identity is for reading, too
+_MAX_VALUE = 2_000  # characters of a text; a longer one stands there as its hash, since run.json is for reading, too
 _ROLES = ("dataset", "agent", "provider")
 
 
@@ -53,13 +57,11 @@ def identity_of(
     factory; likewise for dataset and provider.
     """
     given = arguments or {}
-    roles: dict[str, Any] = {}
+    roles = {}
     for role, adapter in zip(_ROLES, (dataset, agent, provider), strict=True):
         path, args = given.get(role), given.get(f"{role}_args")
-        about: dict[str, Any] = {"adapter": path if isinstance(path, str) else _class_path(adapter)}
-        fields = {**_fields(adapter), **(args if isinstance(args, Mapping) else {})}
-        about.update({name: value for name, value in fields.items() if not _MAY_CHANGE.search(_snake(name))})
-        roles[role] = about
+        about = {**_declared(adapter), **(_plain_items(args, 0) if isinstance(args, Mapping) else {})}
+        roles[role] = {"adapter": path if isinstance(path, str) else _class_path(adapter), **about}
     identity = {**roles, "bundle": bundle, "model": model, "score": bool(score), "platform": platform}
     cleaned: dict[str, Any] = without_secrets(identity)
     return cleaned
@@ -68,7 +70,7 @@ def identity_of(
 def without_secrets(value: Any) -> Any:
     """A copy of `value` as plain data, without what is secret by its name or by its looks.
 
-    A number is never a secret ("max_tokens"). A secret is left out, not masked.
+    A secret is left out, not masked.
     """
     return _clean(plain_lenient(value))
 
@@ -94,7 +96,7 @@ def _show(value: Any) -> str:
     if value is _ABSENT:
         return "not given"
     text = _text(value)
-    return text if len(text) <= 80 else text[:77] + "..."
+    return text if len(text) <= 80 else f"{text[:60]}... ({len(text)} characters)"
 
 
 def _class_path(adapter: Any) -> str:
@@ -102,37 +104,49 @@ def _class_path(adapter: Any) -> str:
     return f"{kind.__module__}:{kind.__qualname__}"
 
 
-def _fields(adapter: Any) -> dict[str, Any]:
-    """The declared, public fields of an attrs or dataclass object that are plain values and not kept from its repr."""
-    kind = type(adapter)
-    declared: Any = ()
+def _declared(value: Any, depth: int = 0) -> dict[str, Any]:
+    """The public fields of an attrs or dataclass object that are plain values and not kept from its repr."""
+    kind = type(value)
+    fields: Any = ()
     if attrs.has(kind):
-        declared = attrs.fields(kind)
+        fields = attrs.fields(kind)
     elif dataclasses.is_dataclass(kind):
-        declared = dataclasses.fields(kind)
-    found = {}
-    for field in declared:
-        if field.init and field.repr and not field.name.startswith("_"):
-            value = getattr(adapter, field.name, None)
-            if _is_plain(value):
-                found[field.name] = value
-    return found
+        fields = dataclasses.fields(kind)
+    public = [field.name for field in fields if field.init and field.repr and not field.name.startswith("_")]
+    return _plain_items({name: getattr(value, name, _ABSENT) for name in public}, depth)
 
 
-def _is_plain(value: Any, depth: int = 0) -> bool:
+def _plain_items(items: Mapping[Any, Any], depth: int) -> dict[str, Any]:
+    """Those of `items` that are plain, and may not change between two halves of a run."""
+    plain = {}
+    for name, item in items.items():
+        if isinstance(name, str) and not _MAY_CHANGE.search(_snake(name)):
+            value = _plain_value(item, depth + 1)
+            if value is not _ABSENT:
+                plain[name] = value
+    return plain
+
+
+def _plain_value(value: Any, depth: int) -> Any:
+    """`value` where it says the same in another process; what has only an address there is absent."""
     if value is None or isinstance(value, (bool, int, float)):
-        return True
+        return value
     if isinstance(value, str):
-        return len(value) <= _MAX_VALUE
+        return value if len(value) <= _MAX_VALUE else hashlib.sha256(patch_bytes(value)).hexdigest()
+    if isinstance(value, (enum.Enum, pathlib.PurePath)):
+        return plain_lenient(value)
     if depth > 5:
-        return False
-    if isinstance(value, dict):
-        return len(value) <= 100 and all(
-            isinstance(key, str) and _is_plain(item, depth + 1) for key, item in value.items()
-        )
+        return _ABSENT
+    if isinstance(value, Mapping):
+        return _plain_items(value, depth)
     if isinstance(value, (list, tuple, set, frozenset)):
-        return len(value) <= 100 and all(_is_plain(item, depth + 1) for item in value)
-    return hasattr(value, "__fspath__")
+        items = [_plain_value(item, depth + 1) for item in value]
+        if any(item is _ABSENT for item in items):
+            return _ABSENT
+        return sorted(items, key=_text) if isinstance(value, (set, frozenset)) else items
+    if attrs.has(type(value)) or dataclasses.is_dataclass(type(value)):
+        return {"class": _class_path(value), **_declared(value, depth)}
+    return _ABSENT
 
 
 def _clean(value: Any) -> Any:
@@ -140,7 +154,7 @@ def _clean(value: Any) -> Any:
         return {
             name: _clean(item)
             for name, item in value.items()
-            if not _is_secret(item) and (_is_number(item) or not _SECRET_NAME.search(_snake(name)))
+            if not _is_secret(item) and not _is_secret_name(_snake(name), item)
         }
     if isinstance(value, list):
         return [_clean(item) for item in value if not _is_secret(item)]
@@ -151,8 +165,13 @@ def _is_secret(value: Any) -> bool:
     return isinstance(value, str) and _SECRET_VALUE.search(value) is not None
 
 
-def _is_number(value: Any) -> bool:
-    return value is None or isinstance(value, (bool, int, float))
+def _is_secret_name(name: str, value: Any) -> bool:
+    if value is None or isinstance(value, bool):
+        return False
+    if _SECRET_NAME.search(name):
+        return True
+    counts = isinstance(value, (int, float)) or (isinstance(value, str) and value.isdigit() and name.endswith("tokens"))
+    return not counts and _MAYBE_SECRET_NAME.search(name) is not None
 
 
 def _snake(name: str) -> str:

@@ -7,11 +7,12 @@ changed. What is read equals what was written, whatever text it holds.
 from __future__ import annotations
 
 import contextlib
+import errno
 import json
 import os
 import re
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any
+from typing import Any, TypeVar
 
 import cattrs
 from attrs import frozen
@@ -24,6 +25,7 @@ _MARK = "split_pairs"
 """Key of a line in whose strings a mark stands between two surrogates that JSON would join to one character."""
 _PAIR = re.compile("[\ud800-\udbff](?=[\udc00-\udfff])")
 _READ = 1 << 20
+T = TypeVar("T")
 
 Key = tuple[str, int]
 """(instance id, attempt)."""
@@ -82,7 +84,7 @@ def key_of(line: bytes) -> Key:
 
 
 class Journal:
-    """The file, open for appending. `size` is the length in bytes of what is whole in it.
+    """The file, open for appending. `size` is the length in bytes of what is whole in it, `count` the lines in that.
 
     `fd` is open for reading and appending, and belongs to the journal from here on.
     """
@@ -91,21 +93,28 @@ class Journal:
         self.fd = fd
         self.path = path
         self.size = os.fstat(fd).st_size
+        self.count = 0
         self._damaged = False
 
-    def append(self, lines: Sequence[bytes]) -> list[int]:
-        """Append whole lines and sync them, all or none; where each begins, in bytes.
+    def append(self, lines: Sequence[bytes]) -> list[Line]:
+        """Append whole lines and sync them, all or none; where each is.
 
         Raises:
             JournalError: they could not be written. The file is as it was, or will be before the next line.
         """
+        places, size = [], self.size
+        for count, line in enumerate(lines, 1):
+            places.append(Line(size, len(line), self.count + count))
+            size += len(line)
         try:
+            if os.fstat(self.fd).st_nlink == 0:
+                raise FileNotFoundError(errno.ENOENT, "it was deleted")
             if self._damaged:
                 self.cut(self.size)
             self._damaged = True
             write_all(self.fd, b"".join(lines))
             _sync(self.fd)
-            self._damaged = False
+            self.size, self.count, self._damaged = size, self.count + len(lines), False
         except OSError as exc:
             with contextlib.suppress(OSError):  # else before the next line, or by whoever opens the journal next
                 self.cut(self.size)
@@ -114,11 +123,7 @@ class Journal:
                 "then run again with the same directory to go on",
                 path=self.path,
             ) from exc
-        starts = []
-        for line in lines:
-            starts.append(self.size)
-            self.size += len(line)
-        return starts
+        return places
 
     def cut(self, size: int) -> None:
         """Cut off what comes after `size` bytes."""
@@ -127,20 +132,12 @@ class Journal:
         self.size = size
         self._damaged = False
 
-    def read(self, line: Line) -> Rollout:
-        """The rollout of a line.
-
-        Raises:
-            BrokenLine: it is none (any more).
-        """
-        return decode(read_at(self.fd, line))
-
     def close(self) -> None:
         os.close(self.fd)
 
 
-def scan(fd: int, parse: Callable[[bytes], Any]) -> Iterator[tuple[Line, bytes, Any]]:
-    """All whole lines of a journal, in order: where each is, its bytes, and what `parse` makes of it.
+def scan(fd: int, parse: Callable[[bytes], T]) -> Iterator[tuple[Line, T]]:
+    """All whole lines of a journal, in order: where each is, and what `parse` makes of it.
 
     What comes after the last newline is not whole and left out; so is a last line that `parse` can't read, which a
     crash of the machine may leave.
@@ -163,12 +160,16 @@ def scan(fd: int, parse: Callable[[bytes], Any]) -> Iterator[tuple[Line, bytes, 
             except BrokenLine as exc:
                 broken = number, exc
                 continue
-            yield Line(start, len(text), number), text, parsed
+            yield Line(start, len(text), number), parsed
             start += len(text)
 
 
-def read_at(fd: int, line: Line) -> bytes:
-    """A line's bytes; fewer when the file has become shorter."""
+def read_at(fd: int, line: Line) -> Rollout:
+    """The rollout of a line.
+
+    Raises:
+        BrokenLine: it is none (any more).
+    """
     parts = []
     start, left = line.start, line.length
     while left:
@@ -178,7 +179,10 @@ def read_at(fd: int, line: Line) -> bytes:
         parts.append(part)
         start += len(part)
         left -= len(part)
-    return b"".join(parts)
+    try:
+        return decode(b"".join(parts))
+    except BrokenLine as exc:
+        raise BrokenLine(f"line {line.number} is broken ({exc})") from None
 
 
 _dumps = json.JSONEncoder(ensure_ascii=True, allow_nan=False, check_circular=True).encode

@@ -82,10 +82,12 @@ class RunDir:
     ) -> None:
         self.path = path
         self._lock = threading.Lock()
-        self._logs_lock = threading.Lock()  # its own: a rollout's start must not wait for the disk
+        self._logs_lock = threading.Lock()  # of their own, so that no rollout waits for the journal
+        self._save_lock = threading.Lock()
         self._logs: dict[Key, LogFile] = {}
         self._complained = False
-        self._closed = False
+        self._closed = False  # no log is taken any more
+        self._released = False  # nothing is: the descriptors' numbers may be of other files by now
         self._lines: dict[Key, Line] = {}
         self._unchecked: set[Key] = set()
         with contextlib.ExitStack() as stack:
@@ -118,9 +120,10 @@ class RunDir:
             return
         lines = [encode(rollout) for rollout in ran]
         with self._lock:
-            starts = self._journal.append(lines)
-            for rollout, line, start in zip(ran, lines, starts, strict=True):
-                self._lines[_key(rollout)] = Line(start, len(line), 0)
+            if self._released:
+                raise JournalError(f"{self.path} is closed: open it again to record", path=str(self.path))
+            for rollout, line in zip(ran, self._journal.append(lines), strict=True):
+                self._lines[_key(rollout)] = line
         for rollout in ran:
             try:
                 self._keep_patch(rollout)
@@ -136,13 +139,13 @@ class RunDir:
         name = safe_name(instance_id, attempt)
         key = (instance_id, attempt)
         self.close_log(instance_id, attempt)
-        with contextlib.suppress(OSError), folder(name, dir_fd=self._dir_fd) as inside:
-            os.unlink(LOG_FILE, dir_fd=inside)
         sink = LogFile(self._dir_fd, name, lambda: self._name_folder(name, instance_id, attempt), self._complain)
         with self._logs_lock:
             if self._closed:
                 sink.close()
             else:
+                with contextlib.suppress(OSError), folder(name, dir_fd=self._dir_fd) as inside:
+                    os.unlink(LOG_FILE, dir_fd=inside)
                 self._logs[key] = sink
         return sink
 
@@ -159,21 +162,27 @@ class RunDir:
         Raises:
             BadOutcome: a name is not text, or a file neither text nor bytes; nothing is written.
         """
-        contents = {_file_name(name): _content(name, data) for name, data in files.items()}
-        if not contents:
+        _check_files(files)
+        if not files:
             return
-        names = safe_file_names(contents)
+        names = safe_file_names(files)
         left = MAX_SAVED
-        try:
-            with self._folder(instance_id, attempt) as inside:
-                for number, (name, data) in enumerate(contents.items()):
-                    if len(data) > left or number >= MAX_FILES:
-                        _log.warning("%s: the agent's file %.100r is left out: too much was saved", instance_id, name)
-                        continue
-                    left -= len(data)
-                    replace(names[name], [data], dir_fd=inside, durable=False)
-        except OSError as exc:
-            self._complain(exc)
+        with self._save_lock:
+            if self._released:
+                return
+            try:
+                with self._folder(instance_id, attempt) as inside:
+                    for number, (name, content) in enumerate(files.items()):
+                        data = patch_bytes(content) if isinstance(content, str) else bytes(content)
+                        if len(data) > left or number >= MAX_FILES:
+                            _log.warning(
+                                "%s: the agent's file %.100r is left out: too much was saved", instance_id, name
+                            )
+                            continue
+                        left -= len(data)
+                        replace(names[name], [data], dir_fd=inside, durable=False)
+            except OSError as exc:
+                self._complain(exc)
 
     def refresh(self) -> None:
         """Derive preds.json, preds.1.json, ... and summary.json from the journal, and patches that a crash left out.
@@ -187,6 +196,8 @@ class RunDir:
         summary = Summary()
         try:
             with self._lock:
+                if self._released:
+                    return
                 keys = sorted(self._lines, key=lambda key: (key[1], key[0]))
                 if not keys or keys[0][1] > 0:
                     self._replace("preds.json", _predictions(()))
@@ -216,7 +227,9 @@ class RunDir:
         except JournalError as exc:
             _log.error("%s", exc)
         finally:
-            self._resources.close()
+            with self._lock, self._save_lock:
+                self._released = True
+                self._resources.close()
 
     def __enter__(self) -> RunDir:
         return self
@@ -234,8 +247,9 @@ class RunDir:
         finished: dict[Key, Rollout] = {}
         size = 0
         try:
-            for line, _, rollout in scan(self._journal.fd, decode):
+            for line, rollout in scan(self._journal.fd, decode):
                 size = line.start + line.length
+                self._journal.count = line.number
                 self._lines[_key(rollout)] = line
                 finished[_key(rollout)] = rollout
             if size < self._journal.size:
@@ -259,11 +273,14 @@ class RunDir:
     def _derive(self, keys: Iterable[Key], summary: Summary) -> Iterator[Rollout]:
         """The rollouts of `keys`, one at a time, on their way into the summary."""
         for key in keys:
-            rollout = self._journal.read(self._lines[key])
+            rollout = read_at(self._journal.fd, self._lines[key])
             summary.add(rollout)
             if key in self._unchecked:
-                self._keep_patch(rollout)
-                self._unchecked.discard(key)
+                try:
+                    self._keep_patch(rollout)
+                    self._unchecked.discard(key)
+                except OSError as exc:  # of this one's folder alone
+                    self._complain(exc)
             yield rollout
 
     def _keep_patch(self, rollout: Rollout) -> None:
@@ -316,45 +333,48 @@ def read_rollouts(path: str | os.PathLike[str]) -> Iterator[Rollout]:
     """
     where = Path(path)
     try:
-        fd = os.open(where / JOURNAL_FILE, os.O_RDONLY | os.O_CLOEXEC)
+        names = os.listdir(where)
     except OSError as exc:
-        if (where / RUN_FILE).is_file() and isinstance(exc, FileNotFoundError):
-            return iter(())
-        raise bad_directory(where, f"is no run directory ({exc.strerror or exc} for {JOURNAL_FILE})") from exc
-    return _read(where, fd)
+        raise bad_directory(where, f"is no run directory that can be read ({exc.strerror or exc})") from exc
+    if RUN_FILE not in names:
+        raise bad_directory(where, f"is no run directory: it has no {RUN_FILE}")
+    return _read(where)
 
 
-def _read(path: Path, fd: int) -> Iterator[Rollout]:
-    try:
-        last: dict[Key, Line] = {}
-        for line, _, key in scan(fd, key_of):
-            last.pop(key, None)  # so that it goes to the end
-            last[key] = line
-        for line in last.values():
-            yield decode(read_at(fd, line))
-    except BrokenLine as exc:
-        raise bad_directory(path, f"has a damaged journal: {JOURNAL_FILE} {exc}") from exc
-    finally:
-        os.close(fd)
+def _read(path: Path) -> Iterator[Rollout]:
+    with contextlib.ExitStack() as stack:
+        try:
+            fd = os.open(path / JOURNAL_FILE, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC)
+            stack.callback(os.close, fd)
+            last: dict[Key, Line] = {}
+            for line, key in scan(fd, key_of):
+                last.pop(key, None)  # so that it goes to the end
+                last[key] = line
+            for line in last.values():
+                yield read_at(fd, line)
+        except FileNotFoundError:
+            return  # nothing has finished yet
+        except BrokenLine as exc:
+            raise bad_directory(path, f"has a damaged journal: {JOURNAL_FILE} {exc}") from exc
+        except OSError as exc:
+            raise bad_directory(path, f"can't be read ({exc.strerror or exc})") from exc
 
 
 def _key(rollout: Rollout) -> Key:
     return rollout.instance_id, rollout.attempt
 
 
-def _file_name(name: Any) -> str:
-    if not isinstance(name, str):
-        raise BadOutcome(f"AgentResult.files has the name {name!r:.80}: give names as text", where="files")
-    return name
-
-
-def _content(name: str, data: Any) -> bytes:
-    if isinstance(data, str):
-        return patch_bytes(data)
-    if isinstance(data, (bytes, bytearray, memoryview)):
-        return bytes(data)
-    kind = type(data).__name__
-    raise BadOutcome(f"AgentResult.files[{name!r:.80}] is of type {kind}: give str or bytes", where="files")
+def _check_files(files: Any) -> None:
+    if not isinstance(files, Mapping):
+        raise BadOutcome(
+            f"AgentResult.files is a {type(files).__name__}: give a dict of names and contents", where="files"
+        )
+    for name, content in files.items():
+        if not isinstance(name, str):
+            raise BadOutcome(f"AgentResult.files has the name {name!a:.80}: give names as text", where="files")
+        if not isinstance(content, (str, bytes, bytearray, memoryview)):
+            kind = type(content).__name__
+            raise BadOutcome(f"AgentResult.files[{name!a:.80}] is a {kind}: give str or bytes", where="files")
 
 
 def _predictions(rollouts: Iterable[Rollout]) -> Iterator[bytes]:

@@ -26,12 +26,18 @@ FORMAT = 1
 """Version of the directory's layout, in run.json."""
 
 _MAX_RUN_FILE = 16 * 1024 * 1024
-_OWN_LEFTOVERS = frozenset({LOCK_FILE, f".{RUN_FILE}.tmp"})  # of a run that was killed before it had made run.json
+_NOT_FOREIGN = frozenset(
+    {LOCK_FILE, f".{RUN_FILE}.tmp"}  # of a run that was killed before it had made run.json
+    | {".gitkeep", ".gitignore", ".DS_Store", "lost+found"}
+)
 
 
 def open_folder(path: Path) -> int:
     """A descriptor of the run directory, which is made where there is none, with its parents."""
-    path.mkdir(parents=True, exist_ok=True)
+    try:
+        path.mkdir(parents=True, exist_ok=True)
+    except FileExistsError:
+        raise bad_directory(path, "is not a directory: give another one") from None
     return os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
 
 
@@ -41,7 +47,7 @@ def refuse_foreign(path: Path, dir_fd: int) -> None:
     Raises:
         RunDirError: it is one.
     """
-    names = set(os.listdir(dir_fd)) - _OWN_LEFTOVERS
+    names = set(os.listdir(dir_fd)) - _NOT_FOREIGN
     if names and RUN_FILE not in names:
         some = ", ".join(sorted(names)[:3])
         raise bad_directory(
