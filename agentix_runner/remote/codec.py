@@ -18,6 +18,7 @@ import json
 import re
 import struct
 import sys
+from collections import Counter
 from enum import Enum
 
 TYPE_CHECKING = False
@@ -33,6 +34,8 @@ MAX_JSON = 32 * 1024 * 1024
 MAX_DIGITS = 4000
 """Integers of more decimal digits than this travel as hexadecimal text: reading that takes linear time."""
 MAX_HEX = 1024 * 1024
+MAX_SAME_HASH = 200
+"""Most keys of one set or dict that may have the same hash."""
 LONG_TEXT = 4096
 """Text of more characters than this travels beside the JSON."""
 
@@ -43,7 +46,7 @@ _DIGITS = re.compile(rb"[0-9]{%d}" % (MAX_DIGITS + 1))
 _STRINGS = re.compile(rb'"(?:[^"\\]|\\.)*"', re.DOTALL)
 # Everything but what surrogateescape makes (U+DC80 to U+DCFF).
 _STRAY = re.compile("[\ud800-\udc7f\udd00-\udfff]")
-_ESCAPED = re.compile(rb"\\u[dD][89abAB]")
+_ESCAPED = re.compile(rb"\\u[dD][89a-fA-F]")
 _BRACKETS = bytes.maketrans(b"{}", b"[]")
 _NOT_BRACKETS = bytes(set(range(256)) - set(b"[]{}"))
 
@@ -301,6 +304,7 @@ class _Unpacker:
             return self._dict(_list(value))
         if tag in ("set", "frozenset"):
             items = _list(value)
+            _check_hashes(items)
             made = set(items) if tag == "set" else frozenset(items)
             if len(made) != len(items):
                 raise Malformed("a set with the same item twice")
@@ -329,13 +333,18 @@ class _Unpacker:
         return blob
 
     def _dict(self, pairs: list[Any]) -> dict[Any, Any]:
-        result = {}
-        for pair in pairs:
-            key, value = _list(pair)
-            result[key] = value
+        items = [(key, value) for key, value in map(_list, pairs)]
+        _check_hashes([key for key, _ in items])
+        result = dict(items)
         if len(result) != len(pairs):
             raise Malformed("a dict with the same key twice")
         return result
+
+
+def _check_hashes(keys: list[Any]) -> None:
+    """Refuse keys made to collide: a set of them would take hours, and the whole process with it."""
+    if len(keys) > MAX_SAME_HASH and max(Counter(map(hash, keys)).values()) > MAX_SAME_HASH:
+        raise Malformed(f"more than {MAX_SAME_HASH} keys with the same hash")
 
 
 def _list(value: Any) -> list[Any]:
