@@ -11,6 +11,7 @@ them survive pickling, because they travel between processes.
     ├── BadOutcome       (ValueError)  what an adapter returned can't be recorded
     ├── PhaseTimeout     (TimeoutError) a phase ran past its limit
     ├── Stopped                        the run was stopped before this could finish
+    ├── BundleError                    a bundle can't be made, or is not one
     └── SandboxError                   everything that comes from a sandbox
         ├── SandboxStartError          it could not be started
         ├── SandboxDied                it ended while something was waiting for it
@@ -78,6 +79,10 @@ class PhaseTimeout(AgentixError, TimeoutError):
 
 class Stopped(AgentixError):
     """The run was stopped (`stop`, Ctrl-C, a signal, `max_errors`) before this could finish."""
+
+
+class BundleError(AgentixError):
+    """A bundle can't be made from what is there, or what was given as one is none."""
 
 
 class SandboxError(AgentixError):
