@@ -64,6 +64,14 @@ def says_report(value: Any) -> Report:
     return value  # type: ignore[no-any-return]
 
 
+def says_texts(value: Any) -> list[str] | None:
+    return value  # type: ignore[no-any-return]
+
+
+def says_point(value: Any) -> Point:
+    return value  # type: ignore[no-any-return]
+
+
 class Unknowable(Protocol):
     def method(self) -> None: ...
 
@@ -342,8 +350,9 @@ def answer_with_nothing() -> None:
 
 def answer_others(first: int, count: int) -> str:
     """Answer calls that were never made."""
+    outbox = _outbox()
     for number in range(first, first + count):
-        os.write(_outbox(), frames.Frame(frames.RESULT, number, _message(b'"forged"')).to_bytes())
+        os.write(outbox, frames.Frame(frames.RESULT, number, _message(b'"forged"')).to_bytes())
     return "mine"
 
 
@@ -355,8 +364,9 @@ def answer_twice() -> str:
 def flood_logs(total: int) -> str:
     """Send log frames without regard to credit or limit."""
     data = frames.Frame(frames.LOG, 0, b"x" * frames.MAX_PAYLOAD).to_bytes()
+    outbox = _outbox()
     for _ in range(total // frames.MAX_PAYLOAD):
         view = memoryview(data)
         while view:
-            view = view[os.write(_outbox(), view) :]
+            view = view[os.write(outbox, view) :]
     return "done"

@@ -12,6 +12,7 @@ import pathlib
 import types
 import typing
 import uuid
+from collections import abc
 from collections.abc import Callable
 from typing import Any
 
@@ -25,6 +26,11 @@ _log = logging.getLogger("agentix_runner.remote")
 ANYTHING: Any = object()
 """Stands for no annotation: the result stays plain data."""
 
+_COLLECTIONS: dict[Any, type] = {
+    **dict.fromkeys((list, abc.Sequence, abc.MutableSequence, abc.Iterable, abc.Collection), list),
+    **dict.fromkeys((set, abc.Set, abc.MutableSet), set),
+    frozenset: frozenset,
+}
 _PLAIN: dict[Any, tuple[type, ...]] = {
     type(None): (type(None),),
     bool: (bool,),
@@ -77,16 +83,11 @@ def rebuild(value: Any, annotation: Any, name: str) -> Any:
         return value
     if annotation in (dict, list, tuple, set, frozenset) and type(value) is annotation:
         return value
-    from cattrs import StructureHandlerNotFoundError, transform_error
+    from cattrs import transform_error
 
     try:
         return _converter().structure(value, annotation)
-    except StructureHandlerNotFoundError:
-        # A protocol, an iterator, a class that says nothing of its fields: plain data it stays.
-        return value
-    except BaseException as error:
-        if not isinstance(error, Exception):
-            raise
+    except Exception as error:
         why = "; ".join(transform_error(error, path="result")) if hasattr(error, "exceptions") else str(error)
         raise BadResult(f"{name} returned what its annotation doesn't say: {why[:500]}") from error
 
@@ -105,7 +106,8 @@ def _converter() -> Converter:
     from cattrs import Converter
     from cattrs.strategies import configure_union_passthrough
 
-    converter = Converter()
+    # A protocol, an iterator, a class that says nothing of its fields: what is there stays plain data.
+    converter = Converter(structure_fallback_factory=lambda _: lambda value, _: value)
     for kind, kinds in _PLAIN.items():
         converter.register_structure_hook(kind, _exactly(kind, kinds))
     for kind, read in (
@@ -123,8 +125,41 @@ def _converter() -> Converter:
         converter.register_structure_hook(kind, _from_text(kind, read))
     converter.register_structure_hook(datetime.timedelta, _seconds)
     converter.register_structure_hook(bytearray, lambda value, _: bytearray(_exactly(bytes, (bytes,))(value, bytes)))
+    converter.register_structure_hook_factory(lambda kind: typing.get_origin(kind) in _COLLECTIONS, _collection)
+    converter.register_structure_hook_factory(_is_named_tuple, _named_tuple)
     configure_union_passthrough(bool | int | float | complex | str | bytes | None, converter)
     return converter
+
+
+def _collection(kind: Any, converter: Converter) -> Callable[[Any, Any], Any]:
+    """cattrs takes anything that can be iterated for a list: text too, character by character."""
+    made = _COLLECTIONS[typing.get_origin(kind)]
+    inner = (typing.get_args(kind) or (Any,))[0]
+
+    def hook(value: Any, _: Any) -> Any:
+        if not isinstance(value, (list, tuple, set, frozenset)):
+            raise ValueError(f"a {made.__name__} wanted, got {_show(value)}")
+        structure = converter.structure
+        return made([structure(item, inner) for item in value])
+
+    return hook
+
+
+def _is_named_tuple(kind: Any) -> bool:
+    return isinstance(kind, type) and issubclass(kind, tuple) and hasattr(kind, "_fields")
+
+
+def _named_tuple(kind: Any, converter: Converter) -> Callable[[Any, Any], Any]:
+    """cattrs does not understand the annotations of one where they are text."""
+    hints = typing.get_type_hints(kind)
+    kinds = [hints.get(name, Any) for name in kind._fields]
+
+    def hook(value: Any, _: Any) -> Any:
+        if not isinstance(value, (list, tuple)) or len(value) != len(kinds):
+            raise ValueError(f"the {len(kinds)} values of a {kind.__name__} wanted, got {_show(value)}")
+        return kind(*map(converter.structure, value, kinds))
+
+    return hook
 
 
 def _exactly(kind: type, kinds: tuple[type, ...]) -> Callable[[Any, Any], Any]:
