@@ -20,6 +20,7 @@ import cattrs
 import psutil
 import pytest
 
+from agentix_runner import LocalProvider, SandboxConfig
 from agentix_runner.remote import tools
 from agentix_runner.remote.tools import BashResult, bash, read_file, write_file
 
@@ -377,6 +378,25 @@ def test_runs_isolated_with_the_standard_library_alone(tmp_path: Path) -> None:
     assert (done.stdout, done.stderr) == ("text b'text'\n", "")
 
 
+def test_called_in_a_sandbox() -> None:
+    """Through the wire the results are whole, of their own type, and overlapping calls don't mix."""
+    with LocalProvider().session(SandboxConfig(image="")) as sandbox, ThreadPoolExecutor(8) as pool:
+        sandbox.remote(write_file, "d/f", "é\udcff")
+        assert sandbox.remote(read_file, "d/f") == b"\xc3\xa9\xff"
+        assert sandbox.remote(bash, "cat f", cwd="d") == BashResult(0, "é\udcff", "", timed_out=False, truncated=False)
+        results = list(pool.map(lambda n: sandbox.remote(bash, f"sleep 0.05; echo {n}; exit {n}"), range(40)))
+        assert [(r.exit_code, r.stdout) for r in results] == [(n, f"{n}\n") for n in range(40)]
+        assert sandbox.remote(bash, "kill -INT $$; sleep 60", timeout=30).exit_code == 130
+
+
+@linux_only
+def test_timeout_in_a_sandbox() -> None:
+    """In a sandbox too a timeout takes all with it, and leaves no zombie."""
+    with LocalProvider().session(SandboxConfig(image="")) as sandbox:
+        assert sandbox.remote(bash, "(setsid sleep 600 &) ; sleep 600", timeout=0.3).timed_out
+        assert eventually(lambda: "sleep" not in [child.name() for child in psutil.Process().children(recursive=True)])
+
+
 # read_file
 
 
@@ -490,6 +510,15 @@ def test_write_permissions(tmp_path: Path) -> None:
     assert permissions(path) == 0o666
     write_file(str(tmp_path / "script"), "#!/bin/sh\necho ran\n", mode=0o755)
     assert bash("./script", cwd=str(tmp_path)).stdout == "ran\n"
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root may give a file away")
+def test_write_keeps_the_owner(tmp_path: Path) -> None:
+    """A file that belongs to somebody else stays theirs."""
+    (tmp_path / "f").touch()
+    os.chown(tmp_path / "f", 12345, 12346)
+    write_file(str(tmp_path / "f"), b"x")
+    assert ((tmp_path / "f").stat().st_uid, (tmp_path / "f").stat().st_gid) == (12345, 12346)
 
 
 def test_write_is_atomic(tmp_path: Path) -> None:
