@@ -211,8 +211,9 @@ def test_finished_rollouts_are_on_disk_before_anyone_is_told(tmp_path: Path) -> 
     lines = []
 
     def on_result(rollout: Rollout) -> None:
-        journal = (tmp_path / "run" / "rollouts.jsonl").read_text().splitlines()
-        lines.append(rollout.instance_id in {json.loads(line)["instance_id"] for line in journal})
+        journal = (tmp_path / "run" / "rollouts.jsonl").read_text()
+        whole, _, _ = journal.rpartition("\n")  # the next line may be on its way to the disk
+        lines.append(rollout.instance_id in {json.loads(line)["instance_id"] for line in whole.splitlines()})
 
     run(dataset=PlainDataset(20), n_concurrent=4, run_dir=tmp_path / "run", on_result=on_result)
     assert lines == [True] * 20
