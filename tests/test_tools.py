@@ -62,6 +62,20 @@ def pids(tmp_path: Path) -> Iterator[Callable[[], list[int]]]:
             os.kill(pid, signal.SIGKILL)
 
 
+@pytest.fixture
+def clock(monkeypatch: pytest.MonkeyPatch) -> Callable[[Callable[[], object]], None]:
+    """Makes bash's clock jump ahead by 1000 s once something is true: a timeout at just the right moment."""
+
+    class Clock:
+        def __init__(self, true: Callable[[], object]) -> None:
+            self.true = true
+
+        def monotonic(self) -> float:
+            return time.monotonic() + (1000 if self.true() else 0)
+
+    return lambda true: monkeypatch.setattr(tools, "time", Clock(true))
+
+
 @pytest.fixture(autouse=True)
 def _nothing_left() -> Iterator[None]:
     """No test leaves a child process, a zombie or a thread."""
@@ -265,21 +279,29 @@ def test_output_is_drained_in_little_memory() -> None:
     assert int(done.stdout) < 30_000_000
 
 
-def test_timeout_keeps_what_was_written() -> None:
+def test_timeout_keeps_what_was_written(tmp_path: Path, clock: Callable[..., None]) -> None:
     """At the timeout the command is killed; what it wrote until then comes back."""
-    result = bash("echo before; sleep 60; echo after", timeout=0.3)
+    clock((tmp_path / "ready").exists)
+    result = bash("echo before; touch ready; sleep 60; echo after", cwd=str(tmp_path), timeout=500)
     assert result == BashResult(exit_code=137, stdout="before\n", stderr="", timed_out=True, truncated=False)
 
 
-def test_timeout_kills_the_group(tmp_path: Path, pids: Callable[[], list[int]]) -> None:
+def test_timeout_in_real_time() -> None:
+    """The timeout is in seconds of the real clock."""
+    start = time.monotonic()
+    assert bash("sleep 60", timeout=0.1).timed_out
+    assert 0.1 <= time.monotonic() - start < HANG
+
+
+def test_timeout_kills_the_group(tmp_path: Path, pids: Callable[[], list[int]], clock: Callable[..., None]) -> None:
     """Children of the command die with it, also those that ignore signals or have lost their parent."""
     command = (
         "trap '' TERM INT HUP; sleep 60 & echo $! >> pids\n"
         "(env -i PATH=$PATH sh -c 'echo $$ >> pids; exec sleep 60' &)\n"
         "sh -c 'echo $$ >> pids; sleep 60; :'"
     )
-    assert bash(command, cwd=str(tmp_path), timeout=0.5).timed_out
-    assert len(pids()) == 3
+    clock(lambda: len(pids()) == 3)
+    assert bash(command, cwd=str(tmp_path), timeout=500).timed_out
     assert eventually(lambda: all(gone(pid) for pid in pids()))
 
 
@@ -293,20 +315,24 @@ def test_timeout_kills_the_group(tmp_path: Path, pids: Callable[[], list[int]]) 
     ],
     ids=["session", "daemon", "no environment"],
 )
-def test_timeout_kills_what_left_the_group(tmp_path: Path, pids: Callable[[], list[int]], escape: str) -> None:
+def test_timeout_kills_what_left_the_group(
+    tmp_path: Path, pids: Callable[[], list[int]], clock: Callable[..., None], escape: str
+) -> None:
     """A daemon is found by its environment, a child by its parent, whatever group they went to."""
-    assert bash(f"{escape}\nexec sleep 60", cwd=str(tmp_path), timeout=0.5).timed_out
-    assert len(pids()) == 1
+    clock(pids)
+    assert bash(f"{escape}\nexec sleep 60", cwd=str(tmp_path), timeout=500).timed_out
     assert eventually(lambda: gone(pids()[0]))
 
 
 def test_timeout_spares_another_call(tmp_path: Path) -> None:
     """One call's timeout kills nothing that another one started."""
     with ThreadPoolExecutor() as pool:
-        other = pool.submit(bash, f"touch {tmp_path}/up; sleep 0.6; echo alive")
+        waiting = "touch up; while [ ! -e go ]; do sleep 0.01; done; echo alive"
+        other = pool.submit(bash, waiting, cwd=str(tmp_path), timeout=HANG)
         assert eventually((tmp_path / "up").exists)
         assert bash("sleep 60", timeout=0.1).timed_out
-        assert other.result(HANG).stdout == "alive\n"
+        (tmp_path / "go").touch()
+        assert other.result(HANG * 2).stdout == "alive\n"
 
 
 @pytest.mark.parametrize("background", ["{} &", "({} &)", "(setsid {} &)"], ids=["child", "orphan", "daemon"])
@@ -331,8 +357,9 @@ def test_background_child_may_go_on_writing(tmp_path: Path, pids: Callable[[], l
     assert eventually((tmp_path / "done").exists)
 
 
-def test_output_right_after_the_end_is_kept() -> None:
-    """What a process substitution writes just after the shell's end is not lost."""
+def test_output_right_after_the_end_is_kept(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What a process substitution writes within the grace after the shell's end is not lost."""
+    monkeypatch.setattr(tools, "_GRACE", HANG)
     assert bash("echo > >(sleep 0.05; echo late)").stdout == "late\n"
 
 
