@@ -48,7 +48,7 @@ class FolderDataset:
     path: pathlib.Path
     mode: Mode = Mode.FAST
     splits: tuple[str, ...] = ("test",)
-    tags: frozenset[str] = frozenset({"b", "a"})
+    tags: frozenset[str] = frozenset("hgfedcba")
     options: dict[str, Any] = dataclasses.field(default_factory=dict)
 
 
@@ -102,7 +102,7 @@ def test_dataclass_fields_become_plain() -> None:
         "path": "data",
         "mode": "fast",
         "splits": ["test"],
-        "tags": ["a", "b"],
+        "tags": ["a", "b", "c", "d", "e", "f", "g", "h"],
         "options": {"a": 1},
     }
 

@@ -355,6 +355,9 @@ def test_notes_are_bounded() -> None:
     assert set(chatty) <= {"x", "."}
     assert len(chatty) <= 1000
     assert "Mute" in mute
+    cycle: list[Any] = ["x" * 900, "y" * 900]
+    cycle.append(cycle)
+    assert len(plain_lenient(cycle)[2]) == 1000
     assert plain_lenient(math.inf) == "inf"
 
 

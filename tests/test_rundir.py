@@ -401,16 +401,24 @@ def test_links_are_not_followed(path: Path, tmp_path: Path, caplog: pytest.LogCa
         _open(path)
 
 
-def test_a_pipe_in_a_files_place_blocks_nothing(path: Path) -> None:
-    """A named pipe where a log belongs is an error of that log alone."""
+@pytest.mark.parametrize("reader", [False, True])
+def test_a_pipe_in_a_files_place_blocks_nothing(path: Path, reader: bool) -> None:
+    """A named pipe where a log belongs gets nothing, whether somebody reads from it or not, and blocks nothing."""
     with _open(path) as run:
         (path / "a").mkdir()
         log = run.log("a", 0)
         os.mkfifo(path / "a" / "sandbox.log")
-        log(b"x")
+        fd = os.open(path / "a" / "sandbox.log", os.O_RDONLY | os.O_NONBLOCK) if reader else -1
+        try:
+            log(b"x")
+            assert not reader or os.read(fd, 10) == b""
+        finally:
+            if reader:
+                os.close(fd)
         run.record([_good("a")])
 
     assert stat.S_ISFIFO((path / "a" / "sandbox.log").stat().st_mode)
+    assert list(read_rollouts(path)) == [_good("a")]
 
 
 # Damage
@@ -664,21 +672,43 @@ def test_a_failed_open_lets_go(path: Path) -> None:
 # After the end
 
 
-def test_close_can_come_twice_and_late_calls_do_no_harm(path: Path) -> None:
-    """After close a log or a file that comes late is dropped, and a rollout is refused with an error."""
+def test_close_can_come_twice_and_late_calls_do_no_harm(path: Path, tmp_path: Path) -> None:
+    """After close a log or a file that comes late goes nowhere, and a rollout is refused with an error."""
+    outside = tmp_path / "outside"
+    outside.mkdir()
     run = _open(path)
-    early = run.log("a", 0)
+    early, noted = run.log("a", 0), run.log("b", 0)
+    noted(b"x")
+    number = run._dir_fd
     run.close()
     run.close()
 
-    early(b"x")
-    run.log("a", 0)(b"x")
-    run.close_log("a", 0)
-    run.save("a", 0, {"f": "x"})
-    run.refresh()
-    with pytest.raises(JournalError, match="is closed: open it again to record"):
-        run.record([_good("a")])
-    assert _files(path) == {"run.json", "run.lock", "rollouts.jsonl", "preds.json", "summary.json"}
+    fd = os.open(outside, os.O_RDONLY)
+    try:
+        if fd != number:
+            os.dup2(fd, number)  # as it happens when the number is given to somebody else
+        early(b"x")
+        noted(b"y")
+        run.log("a", 0)(b"x")
+        run.close_log("a", 0)
+        run.save("a", 0, {"f": "x"})
+        run.refresh()
+        with pytest.raises(JournalError, match="is closed: open it again to record"):
+            run.record([_good("a")])
+    finally:
+        for used in {fd, number}:
+            os.close(used)
+
+    assert os.listdir(outside) == []
+    assert _files(path) == {
+        "run.json",
+        "run.lock",
+        "rollouts.jsonl",
+        "preds.json",
+        "summary.json",
+        "b/sandbox.log",
+    }
+    assert (path / "b" / "sandbox.log").read_bytes() == b"x"
 
 
 # Logs and saved files
