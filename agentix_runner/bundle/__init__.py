@@ -1,0 +1,37 @@
+"""Bundles: images that hold one tree, `/agentix`, with a Python of its own that runs in an image with nothing else.
+
+    /agentix/bin/python                   the interpreter; bin also holds the scripts of what is installed
+    /agentix/lib/                         the loader, the shared libraries, and the standard library
+    /agentix/site-packages/               the remote side, cloudpickle, the project and what it needs
+
+    collect.py, site.py   what goes into the tree: the interpreter; the packages
+    assemble.py           the tree, as two layers, from this interpreter or (base.py) from a base image's
+    elf.py, patchelf.py   what binaries need, and how they are told where it is
+    layers.py             trees as tar files that are the same for the same content
+    build.py, default.py  the image; the one for runs that name none
+    volumes.py            the volume that is mounted in sandboxes, one for each bundle
+
+A sandbox runs `PYTHON -I -S GUARD`: isolated, so that the image's environment can't break it, and without `site`; the
+guard puts SITE at the end of the path by itself. Programs that are started with PYTHON without those flags find SITE
+too.
+"""
+
+from __future__ import annotations
+
+ROOT = "/agentix"
+PYTHON = f"{ROOT}/bin/python"
+SITE = f"{ROOT}/site-packages"
+GUARD = f"{SITE}/agentix_runner/remote/guard.py"
+COMMAND = (PYTHON, "-I", "-S", GUARD)
+"""What a sandbox's first process is."""
+
+BUNDLE_LABEL = "agentix.bundle"
+"""On bundle images ("1") and on bundle volumes."""
+DIGEST_LABEL = "agentix.bundle.digest"
+"""On bundle images and volumes: "sha256:..." of the content."""
+INPUTS_LABEL = "agentix.bundle.inputs"
+"""On default bundles: a hash of all that it was made from."""
+PYTHON_LABEL = "agentix.python"
+"""On bundle images: the interpreter's version, as in "3.11.7"."""
+VERSION_LABEL = "agentix.version"
+"""On bundle images: the version of agentix-runner that it holds."""
