@@ -61,6 +61,8 @@ def identity_of(
     for role, adapter in zip(_ROLES, (dataset, agent, provider), strict=True):
         path, args = given.get(role), given.get(f"{role}_args")
         about = {**_declared(adapter), **(_plain_items(args, 0) if isinstance(args, Mapping) else {})}
+        if role == "provider":  # its maxima are limits, which an agent's ("max_tokens") are not
+            about = {name: value for name, value in about.items() if not name.startswith("max_")}
         roles[role] = {"adapter": path if isinstance(path, str) else _class_path(adapter), **about}
     identity = {**roles, "bundle": bundle, "model": model, "score": bool(score), "platform": platform}
     cleaned: dict[str, Any] = without_secrets(identity)

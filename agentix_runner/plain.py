@@ -33,7 +33,8 @@ MAX_REPR = 1000
 """How many characters of a `repr` are kept."""
 
 _NODE = 16  # what one value costs of MAX_TEXT besides its text, so that endless small ones end too
-_SAFE_BITS = 2000  # whole numbers of so many bits have fewer digits than the lowest limit that Python lets one set
+_SAFE_BITS = 2000  # whole numbers of so many bits have fewer digits than the lowest limit that Python lets one set,
+_TOO_MANY_BITS = 14_286  # and those of so many have more than MAX_DIGITS, which takes long to find out by spelling them
 _QUICK = 64  # longest dict, and
 _QUICK_TEXT = 64 * 1024  # longest text in it, that skip the bookkeeping
 _REMEDY = "return plain data (dict, list, str, int, float, bool, None)"
@@ -279,7 +280,7 @@ class _Walk:
         self._spend(None, bits // 3)
         if bits > _SAFE_BITS:
             try:
-                fits = len(str(abs(number))) <= MAX_DIGITS
+                fits = bits < _TOO_MANY_BITS and len(str(abs(number))) <= MAX_DIGITS
             except ValueError:
                 fits = False
             if not fits:

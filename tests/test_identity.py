@@ -117,6 +117,15 @@ def test_arguments_of_the_command_line_count() -> None:
     assert _identity(arguments=arguments)["agent"] == {"adapter": "pkg.mod:make", "n": "3", "max_tokens": "100"}
 
 
+def test_a_providers_limits_may_change() -> None:
+    """What a provider allows at most is a limit and no part of the identity; what an agent does at most is."""
+    arguments = {"provider_args": {"max_log": "5", "python": "3"}, "agent_args": {"max_steps": "5"}}
+    identity = _identity(arguments=arguments)
+
+    assert identity["provider"] == {"adapter": "tests.test_identity:Plain", "python": "3"}
+    assert identity["agent"] == {"adapter": "tests.test_identity:Plain", "max_steps": "5"}
+
+
 def test_a_class_as_adapter() -> None:
     """A class whose methods are static is told by its own name."""
     assert _identity(agent=Plain)["agent"] == {"adapter": "tests.test_identity:Plain"}
