@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import pty
+import re
 import select
 import signal
 import subprocess
@@ -140,6 +141,19 @@ def read_all(fd: int, until: float = HANG) -> str:
     return out.decode()
 
 
+def on_terminal(stream: str, *args: str) -> tuple[int, str, str]:
+    """(exit code, stdout, what the terminal got) of the command, `stream` being a terminal."""
+    ours, theirs = pty.openpty()
+    try:
+        with started(*args, **{stream: theirs}) as process:
+            os.close(theirs)
+            shown = read_all(ours)
+            out, _ = process.communicate(timeout=HANG)
+            return process.returncode, out, shown
+    finally:
+        os.close(ours)
+
+
 def left_behind() -> list[str]:
     """The sandboxes' directories that are still there."""
     return [str(path) for path in Path(os.environ["TMPDIR"]).iterdir() if path.is_dir() and list(path.iterdir())]
@@ -156,10 +170,12 @@ class TestExitCodes:
         assert left_behind() == []
 
     def test_error(self) -> None:
-        """A rollout with an error makes it 1."""
+        """A rollout with an error makes it 1, and is told once, whatever the adapters do to logging."""
+        with open("bench.py", "a") as bench:
+            bench.write("import logging\nlogging.basicConfig()\n")
         code, out, err = run("--out", "out", "--agent-arg", "fail=task/1")
         assert code == 1
-        assert " ERROR task/1: ValueError: no luck\n" in err
+        assert err.count("task/1: ValueError: no luck\n") == 1
         assert "  error     1" in out
 
     def test_usage(self) -> None:
@@ -312,35 +328,27 @@ class TestTerminal:
     def test_progress(self) -> None:
         """On a terminal one line is drawn over and over, errors go above it, and nothing of it is left at the end."""
         Path("bench.py").write_text(Path("bench.py").read_text().replace("os.write(1, ", "len("))
-        ours, theirs = pty.openpty()
-        try:
-            with started("--out", "out", "--agent-arg", "fail=task/1", stderr=theirs) as process:
-                os.close(theirs)
-                shown = read_all(ours)
-                out, _ = process.communicate(timeout=HANG)
-        finally:
-            os.close(ours)
-        assert process.returncode == 1
+        code, out, shown = on_terminal("stderr", "--out", "out", "--agent-arg", "fail=task/1")
+        assert code == 1
         assert "  error     1" in out
         assert "\x1b" not in out
         draws = shown.split("\r")
         assert draws[1] == "0/3 done, 0 resolved, 0 errors\x1b[K"
         assert shown.rpartition("\n")[2].rpartition("\r")[2].removesuffix("\x1b[K") == ""
-        [line] = [text for text in shown.split("\r\n") if "ERROR" in text][:1]
-        assert line.rpartition("\x1b[K")[2][8:] == " ERROR task/1: ValueError: no luck"
+        assert len(re.findall(r"\r\x1b\[K\d\d:\d\d:\d\d ERROR task/1: ValueError: no luck\r\n", shown)) == 1
+
+    def test_quiet(self) -> None:
+        """With -q there is no progress on a terminal either."""
+        Path("bench.py").write_text(Path("bench.py").read_text().replace("os.write(1, ", "len("))
+        code, _, shown = on_terminal("stderr", "-q", "--out", "out", "--agent-arg", "fail=task/1")
+        assert code == 1
+        assert shown[8:] == " ERROR task/1: ValueError: no luck\r\n"
 
     @pytest.mark.parametrize(("no_color", "colored"), [("", True), ("1", False)])
     def test_color(self, monkeypatch: pytest.MonkeyPatch, no_color: str, colored: bool) -> None:
         """The table has colours on a terminal, unless NO_COLOR is set."""
         monkeypatch.setenv("NO_COLOR", no_color)
-        ours, theirs = pty.openpty()
-        try:
-            with started("--out", "out", stdout=theirs) as process:
-                os.close(theirs)
-                shown = read_all(ours)
-                process.communicate(timeout=HANG)
-        finally:
-            os.close(ours)
-        assert process.returncode == 0
+        code, _, shown = on_terminal("stdout", "--out", "out")
+        assert code == 0
         assert ("\x1b[32mresolved\x1b[0m" in shown) is colored
         assert ("\x1b" in shown) is colored

@@ -167,6 +167,9 @@ class TestTerminal:
             "2/2 done, 2 resolved, 0 errors\x1b[K",
             "\x1b[K",
         ]
+        clock.now = 6.0
+        progress.event("late", "setup")
+        assert screen.getvalue().endswith("0 errors\x1b[K\r\x1b[K")
 
     def test_close_without_start(self) -> None:
         """A run that never started leaves nothing on the screen."""

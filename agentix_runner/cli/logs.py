@@ -5,14 +5,20 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
-from typing import TextIO
+from typing import TYPE_CHECKING, TextIO
 
 from .text import clean, printable
 
 LOGGER = "agentix_runner"
 
 
-class LineHandler(logging.StreamHandler[TextIO]):
+if TYPE_CHECKING:
+    _Handler = logging.StreamHandler[TextIO]
+else:
+    _Handler = logging.StreamHandler  # can't be subscripted before Python 3.11
+
+
+class LineHandler(_Handler):
     """Writes to a terminal or a pipe; `around` is entered for each write (to take a progress line away)."""
 
     around: Callable[[], AbstractContextManager[None]] = staticmethod(nullcontext)

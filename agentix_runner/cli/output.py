@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import os
 import sys
 from collections.abc import Iterator
@@ -35,6 +36,8 @@ def reserved_stdout() -> Iterator[TextIO]:
             yield out
         return
     out.flush()
+    if isinstance(out, io.TextIOWrapper):
+        out.reconfigure(line_buffering=True)  # stderr is, and nobody expects prints to wait for the end of the run
     kept = os.dup(1)
     os.dup2(2, 1)
     try:
