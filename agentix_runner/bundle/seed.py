@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import hashlib
 import importlib.metadata
+import itertools
 import os
 import shutil
 import zipfile
@@ -18,6 +19,7 @@ from .collect import all_files
 _BROUGHT = ("attrs", "cattrs", "cloudpickle", "exceptiongroup", "tenacity", "typing-extensions")
 """So that by-value functions arrive, and `from agentix_runner import ...` works in the project's modules."""
 _OWN = Path(__file__).resolve().parent.parent
+_HOST_ONLY = ("cli", "report")
 _METADATA = f"Metadata-Version: 2.1\nName: agentix-runner\nVersion: {__version__}\n"
 _INFO = f"agentix_runner-{__version__}.dist-info"
 
@@ -25,7 +27,10 @@ _INFO = f"agentix_runner-{__version__}.dist-info"
 def write_seed(folder: Path) -> None:
     """Copy all that into `folder`, each distribution into a folder of its name."""
     own = folder / "agentix-runner"
-    shutil.copytree(_OWN, own / "agentix_runner", ignore=shutil.ignore_patterns("__pycache__", "*.pyc"))
+    for source, relative in _own_files():
+        target = own / "agentix_runner" / relative
+        target.parent.mkdir(parents=True, exist_ok=True)
+        shutil.copy(source, target)
     info = own / _INFO
     info.mkdir()
     (info / "METADATA").write_text(_METADATA)
@@ -40,12 +45,8 @@ def write_seed(folder: Path) -> None:
 def seed_key() -> str:
     """A hash of all that `write_seed` would write."""
     digest = hashlib.sha256()
-    for path in all_files(str(_OWN)):
-        if "__pycache__" not in path and not path.endswith(".pyc"):
-            digest.update(f"{os.path.relpath(path, _OWN)}\0{_hash(path)}\0".encode("utf-8", "surrogateescape"))
-    for name in _BROUGHT:
-        for source, relative in sorted(_files_of(name)):
-            digest.update(f"{relative}\0{_hash(source)}\0".encode("utf-8", "surrogateescape"))
+    for source, relative in itertools.chain(_own_files(), *(sorted(_files_of(name)) for name in _BROUGHT)):
+        digest.update(f"{relative}\0{_hash(source)}\0".encode("utf-8", "surrogateescape"))
     return digest.hexdigest()
 
 
@@ -64,6 +65,16 @@ def write_stand_in(folder: Path) -> Path:
         for name, text in (("METADATA", _METADATA), ("WHEEL", wheel), ("RECORD", "")):
             archive.writestr(zipfile.ZipInfo(f"{_INFO}/{name}"), text)
     return path
+
+
+def _own_files() -> list[tuple[str, str]]:
+    """(file, path in the package) of agentix_runner, without what only a host has a use for."""
+    found = []
+    for path in all_files(str(_OWN)):
+        relative = os.path.relpath(path, _OWN)
+        if not path.endswith(".pyc") and relative.split(os.sep)[0] not in _HOST_ONLY and "__pycache__" not in path:
+            found.append((path, relative))
+    return found
 
 
 def _files_of(name: str) -> list[tuple[str, str]]:
