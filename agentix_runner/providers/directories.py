@@ -9,6 +9,7 @@ still lives, so that sweeping what dead owners left can't hit a directory in use
 from __future__ import annotations
 
 import contextlib
+import errno
 import functools
 import logging
 import os
@@ -32,6 +33,8 @@ MARKER = "AGENTIX_SANDBOX"
 """Environment variable of every process in a sandbox: its directory's name. Finds what has outlived a killed guard."""
 
 _PREFIX = "agentix-local-"
+# Seconds between attempts to remove a directory while there are no descriptors to do it with.
+_PAUSES = (0.05, 0.2, 1.0, 2.0, 0.0)
 _sweeping = threading.Lock()
 _swept: set[tuple[int, str]] = set()
 
@@ -83,10 +86,27 @@ def remove(base: str, *, processes_too: bool) -> None:
     """Remove a sandbox's directory. With `processes_too` first kill what still runs there. Failure is only logged."""
     if processes_too:
         kill_marked(os.path.basename(base))
-    try:
-        remove_tree(base)
-    except OSError as error:
-        _log.error("the sandbox's directory %s could not be removed: %s", base, error)
+    for pause in _PAUSES:
+        try:
+            remove_tree(base)
+            return
+        except OSError as error:
+            if error.errno not in (errno.EMFILE, errno.ENFILE) or not pause:
+                _log.error("the sandbox's directory %s could not be removed: %s", base, error)
+                return
+            if _remove_empty(base):
+                return
+            time.sleep(pause)
+
+
+def _remove_empty(base: str) -> bool:
+    """Remove a directory in which nothing has run yet: that takes no descriptor, and there may be none left."""
+    with contextlib.suppress(OSError):
+        for name in ("work", "home", "tmp", ""):
+            with contextlib.suppress(FileNotFoundError):
+                os.rmdir(os.path.join(base, name))
+        return True
+    return False
 
 
 def sweep(home: str) -> None:
@@ -106,8 +126,13 @@ def kill_marked(name: str) -> None:
     if sys.platform != "linux":
         return
     marker = f"{MARKER}={name}".encode()
+    found: list[int] = []
     for _ in range(50):
-        found = [pid for pid in _processes() if marker in _environment(pid)]
+        try:
+            found = [pid for pid in _processes() if marker in _environment(pid)]
+        except OSError as error:
+            _log.error("what the sandbox %s has left can't be looked for: %s", name, error)
+            return
         if not found:
             return
         for pid in found:
@@ -148,7 +173,7 @@ def _node() -> str:
 
 def _started(pid: int) -> str:
     """When `pid` was started, as text that tells it from another process of the same number. "" where it isn't
-    running, "0" where that is all that can be known."""
+    running, "0" where that is all that can be known. Raises OSError where it can't be known."""
     if sys.platform != "linux":
         try:
             os.kill(pid, 0)
@@ -160,7 +185,7 @@ def _started(pid: int) -> str:
     try:
         with open(f"/proc/{pid}/stat", "rb") as file:
             fields = file.read().rpartition(b")")[2].split()
-    except OSError:
+    except (FileNotFoundError, ProcessLookupError):
         return ""
     return "" if fields[0] in (b"Z", b"X") else f"{_boot()}{int(fields[19])}"
 

@@ -30,6 +30,9 @@ _log = logging.getLogger("agentix_runner.remote")
 _GREETING_LIMIT = 1024 * 1024
 # Above this, decoding is left to a thread of its own: the reader has more to do.
 _QUICK = 1024 * 1024
+RELEASE_LIMIT_S = 30.0
+"""How long a sandbox may take to end and to remove its directory before it is killed from outside."""
+_START_LIMIT_S = 1.0
 # How long an end may take to be told, and a thread to end, in seconds.
 _PATIENCE = 10.0
 
@@ -109,8 +112,8 @@ class RemoteSandbox:
         self._finish(lambda name: SandboxDied(f"the sandbox was killed while {name} ran"))
         self._transport.close()
 
-    def close(self, timeout: float = 30.0) -> bool:
-        """Kill the sandbox, wait up to `timeout` seconds for its end, and free what it holds here.
+    def close(self) -> bool:
+        """Kill the sandbox, wait for its end, and free what it holds here. Bounded, by `RELEASE_LIMIT_S` mostly.
 
         False where it did not end by itself in time: something of it may be left.
         """
@@ -127,7 +130,8 @@ class RemoteSandbox:
         if not self._outbox.is_quiet(_PATIENCE):
             _log.error("a write to a sandbox does not end; its connection stays open")
             return False
-        return self._transport.release(timeout)
+        # What has never answered may be anything, and need not know what a hang-up means.
+        return self._transport.release(RELEASE_LIMIT_S if self._reach is not None else _START_LIMIT_S)
 
     # --- the start ---
 
@@ -151,9 +155,10 @@ class RemoteSandbox:
         with contextlib.suppress(Closed):
             self._outbox.send(frames.HELLO, 0, [json.dumps(hello).encode()])
         if not self._ready.wait(timeout):
+            late = f"the sandbox's worker gave no answer in {timeout:g} s"
+            self._finish(lambda name: SandboxStartError(late, transient=True))
             self._transport.close()
-            text = quoted(self._transport.ended(1.0).text)
-            raise SandboxStartError(f"the sandbox's worker gave no answer in {timeout:g} s{text}", transient=True)
+            raise SandboxStartError(late + quoted(self._transport.ended(0.5).text), transient=True)
         with self._lock:
             if self._end is not None:
                 raise self._end("its start")
