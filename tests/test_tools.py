@@ -416,12 +416,21 @@ def test_called_in_a_sandbox() -> None:
         assert sandbox.remote(bash, "kill -INT $$; sleep 60", timeout=30).exit_code == 130
 
 
+def names_below() -> list[str]:
+    """The names of this process's descendants, zombies too."""
+    names = []
+    for child in psutil.Process().children(recursive=True):
+        with contextlib.suppress(psutil.NoSuchProcess):
+            names.append(child.name())
+    return names
+
+
 @linux_only
 def test_timeout_in_a_sandbox() -> None:
     """In a sandbox too a timeout takes all with it, and leaves no zombie."""
     with LocalProvider().session(SandboxConfig(image="")) as sandbox:
         assert sandbox.remote(bash, "(setsid sleep 600 &) ; sleep 600", timeout=0.3).timed_out
-        assert eventually(lambda: "sleep" not in [child.name() for child in psutil.Process().children(recursive=True)])
+        assert eventually(lambda: "sleep" not in names_below())
 
 
 # read_file
