@@ -39,7 +39,8 @@ _RUNS_THERE = (
 
 
 class BaseImage:
-    """The interpreter of the image `image`, pulled where the engine does not have it.
+    """The interpreter of the image `image`, pulled where the engine does not have it. `python` is the X.Y that it must
+    be, None for any.
 
     Raises:
         BundleError: there is no such image, or it can't be pulled.
@@ -51,11 +52,13 @@ class BaseImage:
         image: str,
         *,
         platform: str | None = None,
+        python: str | None = None,
         on_line: Callable[[str], None] = lambda line: None,
     ) -> None:
         self.client = client
         self.image = image
         self.platform = platform
+        self.python = python
         attributes = self._image(on_line)
         self.id: str = attributes["Id"]
         name, variant = attributes.get("Architecture") or "", attributes.get("Variant") or ""
@@ -77,6 +80,8 @@ class BaseImage:
         if not facts_file.is_file() or facts_file.stat().st_size > _MAX_FACTS:
             raise CannotCollect(f"{self.image} gave no facts about its Python")
         facts: dict[str, Any] = json.loads(facts_file.read_text())
+        if self.python is not None and not f"{facts['version']}.".startswith(f"{self.python}."):
+            raise CannotCollect(f"the Python of {self.image} is {facts['version']}, not {self.python}")
         return facts
 
     def _image(self, on_line: Callable[[str], None]) -> dict[str, Any]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import click
 
 from .._version import __version__
+from .build import build
 from .command import Group
 from .output import ensure_streams
 
@@ -22,3 +23,6 @@ def main(ctx: click.Context) -> None:
     ensure_streams()
     if ctx.invoked_subcommand is None:
         click.echo(ctx.get_help())
+
+
+main.add_command(build)

@@ -1,0 +1,187 @@
+"""`agentix build`: makes a bundle, the image that sandboxes take their Python and a project's functions from."""
+
+from __future__ import annotations
+
+import contextlib
+import platform as machine
+import re
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from ..errors import BadArgument, BundleError
+from . import exits
+from .command import Command, Option
+from .output import write
+from .text import clean, printable
+
+if TYPE_CHECKING:
+    import docker
+
+    from ..bundle.assemble import Source
+
+EPILOG = """\
+\b
+Examples:
+  agentix build . -t eval:0.1.0
+  agentix build . -t eval:0.1.0 --from-host --add ./agent:bin/agent
+  agentix build requirements.txt -t eval:0.1.0 --base python:3.12-slim
+
+\b
+Exit codes:
+  0    the image is in the engine
+  1    it could not be made
+  2    an argument is not possible; nothing was started
+"""
+_ENGINE_TIMEOUT_S = 300
+
+
+def _option(*names: str, **settings: Any) -> Callable[[Callable[..., None]], Callable[..., None]]:
+    return click.option(*names, cls=Option, **settings)
+
+
+@click.command(
+    name="build",
+    cls=Command,
+    epilog=EPILOG,
+    context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100},
+)
+@click.argument("project", required=False, type=click.Path(path_type=Path))
+@_option("-t", "--tag", required=True, metavar="NAME:TAG", group="What", help="The image's name, as in eval:0.1.0.")
+@_option(
+    "--add",
+    multiple=True,
+    metavar="SRC:DEST",
+    group="What",
+    help="Also put the file or folder SRC at DEST below /agentix; can be repeated.",
+)
+@_option(
+    "--pip-arg",
+    "pip_args",
+    multiple=True,
+    metavar="ARG",
+    group="What",
+    help="Hand ARG to pip install; can be repeated.",
+)
+@_option("--base", metavar="IMAGE", group="Python", help="Take the Python of this image.  [default: python:X.Y-slim]")
+@_option("--from-host", is_flag=True, group="Python", help="Take this Python itself: no base image, Linux only.")
+@_option("--python", metavar="X.Y", group="Python", help="The version that it must be.  [default: this one's]")
+@_option("--platform", metavar="OS/ARCH", group="Python", help="What the image is for, as in linux/arm64.")
+@_option("-q", "--quiet", is_flag=True, group="Output", help="Don't tell how it goes.")
+@click.pass_context
+def build(ctx: click.Context, /, quiet: bool, **options: Any) -> None:
+    """Make a bundle: an image whose /agentix is mounted in sandboxes, with a Python, what agentix-runner needs there,
+    and PROJECT.
+
+    PROJECT is a project's folder, a requirements file, a wheel or a source archive. Its functions can then be called
+    in the sandbox by name. The same input gives the same image.
+    """
+
+    def tell(line: str) -> None:
+        if not quiet and line:
+            click.echo(click.style(printable(line), dim=True), err=True)
+
+    def run() -> int:
+        try:
+            return _build(tell, **options)
+        except BundleError as error:
+            click.echo(f"Error: {clean(error, 2000)}", err=True)
+            return exits.FAILED
+
+    with exits.interruptible():
+        code = exits.exit_code(run, verbose=False, on_interrupt=lambda: "no image was made")
+    ctx.exit(code)
+
+
+def _build(
+    tell: Callable[[str], None],
+    *,
+    project: Path | None,
+    tag: str,
+    base: str | None,
+    from_host: bool,
+    python: str | None,
+    platform: str | None,
+    add: tuple[str, ...],
+    pip_args: tuple[str, ...],
+) -> int:
+    from ..bundle.build import build, checked_tag, find_project
+
+    # All that can be told to be wrong is told before the engine is asked.
+    if base is not None and from_host:
+        raise BadArgument("--base and --from-host exclude each other: give one of them")
+    tag = checked_tag(tag)
+    if python is not None and not re.fullmatch(r"3\.\d{1,2}", python):
+        raise BadArgument(f"--python {python!r}: give a version as X.Y, as in 3.12")
+    found = find_project(project) if project is not None else None
+    extra = [_addition(text) for text in add]
+    with _engine() as client:
+        source = _source(client, base, from_host, python, platform, tell)
+        built = build(client, source, tag, project=found, add=extra, pip_args=pip_args, on_line=tell)
+    for missing in built.missing:
+        click.echo(f"Warning: {clean(missing)}, and that library is not there", err=True)
+    write(f"{built.tag} {built.digest} (Python {built.python})", sys.stdout)
+    return exits.OK
+
+
+def _source(
+    client: docker.DockerClient,
+    base: str | None,
+    from_host: bool,
+    python: str | None,
+    platform: str | None,
+    tell: Callable[[str], None],
+) -> Source:
+    own = ".".join(machine.python_version_tuple()[:2])
+    if not from_host:
+        from ..bundle.base import BaseImage
+
+        image = base or f"python:{python or own}-slim"
+        return BaseImage(client, image, platform=platform, python=python, on_line=tell)
+    from ..bundle.assemble import ThisPython
+
+    source = ThisPython()
+    if python not in (None, own):
+        raise BadArgument(
+            f"--from-host takes this Python, which is {own}, not {python}: give --base python:{python}-slim"
+        )
+    if platform not in (None, f"linux/{source.architecture}"):
+        raise BadArgument(f"--from-host makes bundles for linux/{source.architecture}, not {platform}: give a --base")
+    return source
+
+
+def _addition(text: str) -> tuple[Path, str]:
+    source, colon, destination = text.rpartition(":")
+    if not colon or not source or not destination:
+        raise BadArgument(f"--add {text}: give SRC:DEST, as in ./agent:bin/agent")
+    if not Path(source).exists():
+        raise BadArgument(f"--add {text}: there is no {source}")
+    return Path(source), destination
+
+
+@contextlib.contextmanager
+def _engine() -> Iterator[docker.DockerClient]:
+    import docker
+    from docker.errors import DockerException
+
+    try:
+        client = docker.from_env(timeout=_ENGINE_TIMEOUT_S)
+    except DockerException as error:
+        raise _no_engine(error) from error
+    try:
+        try:
+            client.ping()
+        except Exception as error:  # requests and urllib3 have many, and each means the same here
+            raise _no_engine(error) from error
+        yield client
+    finally:
+        client.close()
+
+
+def _no_engine(error: Exception) -> BundleError:
+    if "Permission denied" in str(error):
+        return BundleError("no permission to talk to the Docker engine: join its group (docker), or use sudo")
+    return BundleError(f"no Docker engine answers ({clean(error, 300)}): start one, or set DOCKER_HOST")
