@@ -13,7 +13,6 @@ from typing import Any
 
 from attrs import frozen
 
-from ._version import __version__
 from .bridge import FDS_PER_LOOP
 from .errors import BadAdapter, BadArgument
 from .records import RetryPolicy, Timeouts
@@ -162,10 +161,5 @@ def _open_files() -> int:
 
 
 def details() -> dict[str, str]:
-    """For the reader of a run directory: what ran it. Never compared."""
-    return {
-        "agentix_runner": __version__,
-        "python": host.python_version(),
-        "platform": host.platform(),
-        "command": " ".join(sys.argv[:1]),
-    }
+    """For the reader of a run directory: where it ran. Never compared."""
+    return {"platform": host.platform(), "program": os.path.basename(sys.argv[0]) if sys.argv else ""}

@@ -171,7 +171,10 @@ class Rollout:
             return None
         given = self.score.get("reward")
         if isinstance(given, (int, float)):
-            return float(given)
+            try:
+                return float(given)
+            except OverflowError:  # a whole number beyond what a float holds
+                return math.copysign(math.inf, given)
         return 1.0 if self.resolved else 0.0
 
     @property
