@@ -90,7 +90,8 @@ def patch_with(sandbox: Any, solution: str) -> str:
 
 def run_tests(timeout: float) -> BashResult:
     """Run the checker. This happens in the sandbox, with the Python that is there."""
-    return bash(shlex.join([sys.executable, "-I", "-S", "../checker.py"]), cwd="repo", timeout=timeout, max_output=20_000)
+    command = shlex.join([sys.executable, "-I", "-S", "../checker.py"])
+    return bash(command, cwd="repo", timeout=timeout, max_output=20_000)
 
 
 # Runs the task's tests in the sandbox; its exit code is the verdict. The solution is in a process of its own and only
