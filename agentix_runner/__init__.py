@@ -13,6 +13,7 @@ from ._version import __version__
 if TYPE_CHECKING:
     from .errors import AgentixError
     from .protocols import Agent, AsyncSandbox, Dataset, Sandbox, SandboxProvider
+    from .providers.docker import DockerProvider
     from .providers.local import LocalProvider
     from .records import (
         AgentResult,
@@ -31,6 +32,7 @@ _HOME = {
     "AgentixError": "errors",
     "AsyncSandbox": "protocols",
     "Dataset": "protocols",
+    "DockerProvider": "providers.docker",
     "Failure": "records",
     "LocalProvider": "providers.local",
     "Resource": "records",
@@ -51,6 +53,7 @@ __all__ = [
     "AgentixError",
     "AsyncSandbox",
     "Dataset",
+    "DockerProvider",
     "Failure",
     "LocalProvider",
     "Resource",

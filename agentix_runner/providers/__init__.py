@@ -14,7 +14,10 @@ from ..errors import BadArgument
 GROUP = "agentix_runner.providers"
 
 # For a checkout that is run without being installed.
-_BUILT_IN = {"local": "agentix_runner.providers.local:LocalProvider"}
+_BUILT_IN = {
+    "docker": "agentix_runner.providers.docker:DockerProvider",
+    "local": "agentix_runner.providers.local:LocalProvider",
+}
 
 _TRUE = frozenset(("true", "yes", "on", "1"))
 _FALSE = frozenset(("false", "no", "off", "0"))

@@ -95,6 +95,7 @@ class Worker:
             sys.path[:] = greeting["path"]
             sys.prefix = greeting["prefix"]
             sys.exec_prefix = greeting["exec_prefix"]
+        os.environ.update(greeting.get("environ", {}))
         for name in greeting.get("editable", ()):
             # What a .pth file of site-packages would have done.
             sys.modules.pop(name, None)

@@ -1,0 +1,193 @@
+"""One provider's side of a container engine, in one process: the client, shared by all its sandboxes, and its errors.
+
+The client and what is known of images and bundles are kept for the process. Connections, the stream of events and its
+thread are there only while there are sandboxes.
+"""
+
+from __future__ import annotations
+
+import errno
+import logging
+import os
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+from ..errors import SandboxStartError
+from ..retry import is_transient
+from .events import Events
+
+_log = logging.getLogger("agentix_runner.providers.docker")
+
+# Idle connections are kept up to here; docker-py's own 10 would be dropped and warned about with more sandboxes.
+_POOL = 4096
+
+
+class Engine:
+    """`make` returns a `docker.DockerClient`; `label` is on all containers that are ours."""
+
+    def __init__(self, make: Callable[[], Any], label: str) -> None:
+        self.pid = os.getpid()
+        self._make = make
+        self._label = label
+        # Guards what follows; held while connecting, so that it is done once.
+        self._lock = threading.Lock()
+        self._client: Any = None
+        self._events: Events | None = None
+        self._users = 0
+        self._was_reached = False
+
+    @property
+    def client(self) -> Any:
+        """The client. Only within `used`."""
+        return self._client
+
+    @property
+    def api(self) -> Any:
+        """docker-py's low-level client. Only within `used`."""
+        return self._client.api
+
+    @property
+    def events(self) -> Events:
+        """The stream of events. Only within `used`."""
+        assert self._events is not None
+        return self._events
+
+    @contextmanager
+    def used(self, at_first: Callable[[], None] | None = None) -> Iterator[None]:
+        """Inside, the engine can be used. `at_first` is called once in the process, when it is reached.
+
+        Raises:
+            SandboxStartError: no engine can be reached.
+        """
+        with self._lock:
+            self._connect()
+            self._users += 1
+        try:
+            if at_first is not None:
+                self._once(at_first)
+            yield
+        finally:
+            with self._lock:
+                self._users -= 1
+                if self._users == 0:
+                    self._disconnect()
+
+    def _connect(self) -> None:
+        try:
+            if self._client is None:
+                self._client = self._make()
+                self._events = Events(self._client.api, self._label)
+            if not self.events.alive:
+                self.events.open()
+        except Exception as error:
+            if self._users == 0 and self._client is not None:
+                self._disconnect()
+            raise self.explained(error, "be reached") from (error if self._was_reached else None)
+
+    def _disconnect(self) -> None:
+        self.events.close()
+        # Closes the idle connections; the client makes new ones when it is used again.
+        self._client.close()
+
+    def _once(self, action: Callable[[], None]) -> None:
+        with self._lock:
+            if self._was_reached:
+                return
+            self._was_reached = True
+        action()
+
+    @contextmanager
+    def doing(self, what: str) -> Iterator[None]:
+        """Inside, errors of docker-py become a SandboxStartError that says what failed: "the engine can't `what`"."""
+        import docker.errors
+        import requests
+
+        try:
+            yield
+        except (docker.errors.DockerException, requests.RequestException) as error:
+            explained = self.explained(error, what)
+            raise explained from (error if explained.transient else None)
+
+    def explained(self, error: BaseException, what: str) -> SandboxStartError:
+        """The SandboxStartError that tells of `error`, and what to do about it."""
+        import docker.errors
+        import requests
+
+        where = self._address()
+        numbers = set(_numbers(error))
+        if errno.EACCES in numbers or errno.EPERM in numbers:
+            return SandboxStartError(
+                f"no permission to use the container engine at {where}: become a member of its group "
+                "(`sudo usermod -aG docker $USER`, then log in again), or run it rootless"
+            )
+        if numbers & {errno.ENOENT, errno.ECONNREFUSED, errno.EHOSTUNREACH, errno.ENETUNREACH}:
+            # Where it has answered before it may be starting again. Where it never did, waiting is no remedy.
+            return SandboxStartError(
+                f"no container engine answers at {where}: start Docker, or set DOCKER_HOST to where it is",
+                transient=self._was_reached,
+            )
+        if errno.EMFILE in numbers:
+            return SandboxStartError(f"the engine can't {what}: too many open files: raise `ulimit -n`")
+        if any(isinstance(one, requests.Timeout) for one in _chain(error)):
+            return SandboxStartError(f"the container engine at {where} took too long to {what}", transient=True)
+        if isinstance(error, docker.errors.APIError):
+            text = f"the engine can't {what}: {one_line(error)}"
+            return SandboxStartError(text, transient=is_transient(error))
+        transient = self._was_reached and (is_transient(error) or any(map(is_transient, _chain(error))))
+        return SandboxStartError(f"the engine at {where} can't {what}: {one_line(error)}", transient=transient)
+
+    def _address(self) -> str:
+        if self._client is not None:
+            return _shown(self._client.api)
+        return os.environ.get("DOCKER_HOST") or "unix:///var/run/docker.sock"
+
+
+def connect(timeout: float) -> Any:
+    """A client of the engine that DOCKER_HOST or docker's current context names, as docker's own command finds it.
+
+    `timeout` is for each answer of the engine, in seconds. Raises what docker-py and requests raise.
+    """
+    import docker
+
+    settings: dict[str, Any] = {"timeout": timeout, "max_pool_size": _POOL}
+    if not os.environ.get("DOCKER_HOST"):
+        from docker.context import ContextAPI
+
+        context = ContextAPI.get_current_context()
+        if context is not None and context.Name != "default":
+            return docker.DockerClient(base_url=context.Host, tls=context.TLSConfig or False, **settings)
+    return docker.from_env(**settings)
+
+
+def one_line(error: BaseException) -> str:
+    """What `error` says, in one line of bounded length. Of an engine's answer only its own words."""
+    text = getattr(error, "explanation", None) or str(error)
+    if isinstance(text, bytes):
+        text = text.decode(errors="replace")
+    return " ".join(str(text).split())[:1000]
+
+
+def _shown(api: Any) -> str:
+    adapter = getattr(api, "_custom_adapter", None)
+    path = getattr(adapter, "socket_path", None)
+    return f"unix://{path}" if path else str(api.base_url)
+
+
+def _chain(error: BaseException) -> list[BaseException]:
+    """`error` and all that it was made from; HTTP libraries hide the cause in arguments and attributes."""
+    found: list[BaseException] = []
+    waiting: list[Any] = [error]
+    while waiting and len(found) < 30:
+        one = waiting.pop(0)
+        if isinstance(one, BaseException) and one not in found:
+            found.append(one)
+            waiting += [one.__cause__, one.__context__, getattr(one, "reason", None), *one.args]
+    return found
+
+
+def _numbers(error: BaseException) -> Iterator[int]:
+    for one in _chain(error):
+        if isinstance(one, OSError) and isinstance(one.errno, int):
+            yield one.errno
