@@ -174,7 +174,7 @@ class Rollout:
             try:
                 return float(given)
             except OverflowError:  # a whole number beyond what a float holds
-                return math.copysign(math.inf, given)
+                return math.inf if given > 0 else -math.inf
         return 1.0 if self.resolved else 0.0
 
     @property
