@@ -34,6 +34,7 @@ def reserved_stdout() -> Iterator[TextIO]:
     if not real:
         with redirect_stdout(sys.stderr):
             yield out
+            sys.stderr.flush()
         return
     out.flush()
     if isinstance(out, io.TextIOWrapper):
