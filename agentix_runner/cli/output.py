@@ -6,7 +6,7 @@ import io
 import os
 import sys
 from collections.abc import Iterator
-from contextlib import contextmanager, redirect_stdout
+from contextlib import contextmanager, redirect_stdout, suppress
 from typing import TextIO
 
 import click
@@ -44,8 +44,9 @@ def reserved_stdout() -> Iterator[TextIO]:
     try:
         with os.fdopen(os.dup(kept), "w", encoding=out.encoding) as stream:
             yield stream
-        out.flush()
     finally:
+        with suppress(OSError):  # nobody reads stderr any more
+            out.flush()
         os.dup2(kept, 1)
         os.close(kept)
 
