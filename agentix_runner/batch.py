@@ -1,27 +1,30 @@
 """How many rollouts run at once, and where their outcomes go.
 
-Jobs go to a `ThreadPoolExecutor`; each of its threads supervises one slot. An outcome passes the journal, if there is
-one, before anyone is told, and reaches the caller's thread through a queue, where callbacks run.
+Jobs go to a place (see executors/), as many as it takes. An outcome passes the journal, if there is one, before anyone
+is told, and reaches the caller's thread through a queue, where callbacks run.
 """
 
 from __future__ import annotations
 
-import contextvars
 import logging
 import queue
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
+from collections import deque
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import Future
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from .deadline import STOP_TEARDOWN_S, Clock, Job, Slot
-from .errors import Stopped
+from . import deadline
+from .errors import Stopped, describe
 from .outcome import fail
 from .records import Rollout
+from .rollout import Item
 
 if TYPE_CHECKING:
     from .checks import Planned
+    from .executors import Place
     from .rundir import RunDir
 
 logger = logging.getLogger("agentix_runner")
@@ -37,32 +40,6 @@ JOURNAL_S = 60.0
 """How long (seconds) the last outcomes may take to be written."""
 
 
-class Item:
-    """One rollout of a batch, as it is on its way: what to run, and where what it emits goes."""
-
-    __slots__ = ("attempt", "emit", "index", "instance", "instance_id", "log", "save", "shared")
-
-    def __init__(self, index: int, planned: Planned, batch: Batch) -> None:
-        self.index = index
-        self.instance = planned.instance
-        self.instance_id = planned.instance_id
-        self.attempt = planned.attempt
-        self.shared = batch
-        self.emit: Callable[[str], None] = _ignore
-        self.log: Callable[[bytes], None] | None = None
-        self.save: Callable[[Mapping[str, str | bytes]], None] = _ignore
-        if batch.wants_events:
-            self.emit = lambda phase: batch.tell((self.instance_id, phase))
-        if batch.journal is not None:
-            journal = batch.journal
-            self.log = journal.log(self.instance_id, self.attempt)
-            self.save = lambda files: journal.save(self.instance_id, self.attempt, files)
-
-
-def _ignore(value: Any) -> None:
-    """Nobody wants to know."""
-
-
 class Batch:
     """One run: made without starting anything, run by iterating over `outcomes()`, ended by `close()`."""
 
@@ -70,11 +47,9 @@ class Batch:
         self,
         jobs: Sequence[Planned],
         *,
-        work: Callable[[Item, Job, Slot], None],
-        clock: Clock,
+        place: Place,
+        run_id: str,
         model: str | None,
-        n_concurrent: int,
-        needs_loop: bool,
         max_errors: float | None,
         journal: RunDir | None,
         stop: threading.Event | None,
@@ -83,32 +58,29 @@ class Batch:
         progress: Any,
     ) -> None:
         self.size = len(jobs)
-        self.journal = journal
-        self.needs_loop = needs_loop
-        self.wants_events = on_event is not None or progress is not None
+        self.run_id = run_id
+        self.stopping = threading.Event()
         self._jobs = jobs
-        self._work = work
-        self._clock = clock
+        self._place = place
         self._model = model
-        self._n_concurrent = n_concurrent
+        self._journal = journal
         self._allowed_errors = _allowed(max_errors, len(jobs))
         self._user_stop = stop
         self._on_result = on_result
         self._on_event = on_event
         self._progress = progress
 
-        self._stop = threading.Event()
         self._reason = "the run was stopped"
+        self._lock = threading.Lock()
         self._errors = 0
-        self._errors_lock = threading.Lock()
-        self._live: set[Job] = set()
-        self._slots: set[Slot] = set()
-        self._mine = threading.local()
+        self._todo: deque[tuple[int, Planned]] = deque()
+        self._handed_over = 0  # and not ended yet
+        self._filling = False
         self._events: queue.SimpleQueue[Any] = queue.SimpleQueue()  # to the caller's thread
         self._ended: queue.SimpleQueue[Any] = self._events if journal is None else queue.SimpleQueue()
         self._index: dict[Future[Rollout], int] = {}
         self._unended: set[Future[Rollout]] = set()
-        self._pool: ThreadPoolExecutor | None = None
+        self._started = False
         self._helpers: list[threading.Thread] = []
         self._closed = threading.Event()
 
@@ -119,7 +91,7 @@ class Batch:
 
         Raises: JournalError. Whatever is raised, or closing this iterator, stops the run.
         """
-        earlier = {} if self.journal is None else self.journal.finished
+        earlier = {} if self._journal is None else self._journal.finished
         todo, done = [], []
         for index, planned in enumerate(self._jobs):
             known = earlier.get((planned.instance_id, planned.attempt))
@@ -158,34 +130,25 @@ class Batch:
             yield index, rollout
 
     def _start(self, todo: list[tuple[int, Planned]]) -> None:
-        self._pool = ThreadPoolExecutor(self._n_concurrent, thread_name_prefix="agentix-supervisor")
-        if self.journal is not None:
+        self._started = True
+        self._todo.extend(todo)
+        self._place.start(self)
+        if self._journal is not None:
             self._help(self._keep_journal)
         if self._user_stop is not None:
             if self._user_stop.is_set():
                 self.stop("the run was stopped")
             self._help(self._watch_stop)
-        for index, planned in todo:
-            future = self._pool.submit(self._supervise, Item(index, planned, self), contextvars.copy_context())
-            self._index[future] = index
-            self._unended.add(future)
-            future.add_done_callback(self._on_end)
-
-    def _on_end(self, future: Future[Rollout]) -> None:
-        # In this order: once a future is not among the unended, its outcome is on its way.
-        self._ended.put(future)
-        self._unended.discard(future)
+        self._fill()
 
     def _rollout_of(self, future: Future[Rollout], index: int) -> Rollout:
         if not future.cancelled() and future.exception() is None:
             return future.result()
-        rollout = self._new_rollout(self._jobs[index])
+        planned = self._jobs[index]
+        rollout = Rollout(planned.instance_id, attempt=planned.attempt, model=self._model)
         error = None if future.cancelled() else future.exception()
-        fail(rollout, "session", error or self._stopped())
+        fail(rollout, "session", error or self.stopped())
         return rollout
-
-    def _new_rollout(self, planned: Planned | Item) -> Rollout:
-        return Rollout(planned.instance_id, attempt=planned.attempt, model=self._model)
 
     def _show(self, what: str, *args: Any, **kwargs: Any) -> None:
         if self._progress is not None:
@@ -204,28 +167,24 @@ class Batch:
         if self._closed.is_set():
             return
         try:
-            if self._pool is not None:
-                if self._index:
+            if self._started:
+                if self._index or self._todo:
                     self.stop("the run was stopped")
-                self._pool.shutdown(wait=False, cancel_futures=True)
-                self._wait_for_the_rest()
-                for slot in list(self._slots):
-                    slot.close()
+                    self._wait_for_the_rest()
+                self._place.close()
         finally:
             self._closed.set()
-            if self.journal is not None:
+            if self._journal is not None:
                 self._ended.put(None)
             for helper in self._helpers:
                 helper.join(JOURNAL_S)
-            if self.journal is not None:
-                self.journal.close()
+            if self._journal is not None:
+                self._journal.close()
             self._show("close")
-        for slot in list(self._slots):
-            slot.join(self._clock.grace)
 
     def _wait_for_the_rest(self) -> None:
         # Each of them comes back by itself: a phase that is ended, the grace to come back, the removal of a sandbox.
-        until = time.monotonic() + 2 * self._clock.grace + 2 * STOP_TEARDOWN_S
+        until = time.monotonic() + 2 * deadline.GRACE_S + 2 * deadline.STOP_TEARDOWN_S
         while self._unended and time.monotonic() < until:
             time.sleep(0.005)
         if self._unended:
@@ -233,56 +192,77 @@ class Batch:
 
     # ------------------------------------------------------------ from any thread
 
-    def tell(self, event: tuple[str, str]) -> None:
-        """Pass a (instance id, phase) on to the caller's thread."""
-        self._events.put(event)
-
     def stop(self, reason: str) -> None:
         """Start nothing more, and end what runs. Returns at once; idempotent."""
-        with self._errors_lock:
-            if self._stop.is_set():
+        with self._lock:
+            if self.stopping.is_set():
                 return
             self._reason = reason
-            self._stop.set()
-        for job in list(self._live):
-            job.wake()
+            self.stopping.set()
+        self._place.stop()
 
-    def _stopped(self) -> Stopped:
+    def stopped(self) -> Stopped:
+        """The error of what did not run because the run was stopped."""
         return Stopped(self._reason)
 
-    # ------------------------------------------------------------ on the pool's threads
+    def _fill(self) -> None:
+        """Hand over as many jobs as the place takes. Once the run is stopping, the rest come back as they are."""
+        with self._lock:
+            if self._filling:
+                return  # whoever is at it looks again before it leaves
+            self._filling = True
+        while (job := self._next_job()) is not None:
+            index, planned = job
+            future = self._hand_over(planned)
+            self._index[future] = index
+            self._unended.add(future)
+            future.add_done_callback(self._on_end)
 
-    def _supervise(self, item: Item, context: contextvars.Context) -> Rollout:
-        rollout = self._new_rollout(item)
-        if self._stop.is_set():
-            fail(rollout, "session", self._stopped())
-            return rollout
-        rollout.started_at = time.time()
-        job = Job(rollout, self._clock, self._stop, self._stopped)
-        self._live.add(job)
-        try:
-            slot = self._slot()
-            if not slot.supervise(item, job, context):
-                self._slots.discard(slot)
-                del self._mine.slot
-                fail(job.rollout, job.phase, job.ending or self._stopped())
-        finally:
-            self._live.discard(job)
-            if self.journal is not None:
-                self.journal.close_log(item.instance_id, item.attempt)
-        if job.rollout.error is not None and job.rollout.ran:
+    def _next_job(self) -> tuple[int, Planned] | None:
+        with self._lock:
+            if self._todo and (self._handed_over < self._place.limit or self.stopping.is_set()):
+                self._handed_over += 1
+                return self._todo.popleft()
+            self._filling = False
+            return None
+
+    def _hand_over(self, planned: Planned) -> Future[Rollout]:
+        if not self.stopping.is_set():
+            try:
+                return self._place.submit(self._item(planned))
+            except RuntimeError as exc:  # shut down, or broken
+                self.stop(f"the executor takes no more work ({describe(exc)})")
+            except Exception as exc:
+                self.stop(describe(exc))
+                self._events.put(exc)
+        future: Future[Rollout] = Future()
+        future.cancel()
+        return future
+
+    def _item(self, planned: Planned) -> Item:
+        item = Item(planned.instance, planned.instance_id, planned.attempt)
+        if self._on_event is not None or self._progress is not None:
+            item.emit = lambda phase: self._events.put((item.instance_id, phase))
+        if self._journal is not None:
+            journal, key = self._journal, (item.instance_id, item.attempt)
+            item.log = journal.log(*key)
+            item.save = partial(journal.save, *key)
+            item.done = partial(journal.close_log, *key)
+        return item
+
+    def _on_end(self, future: Future[Rollout]) -> None:
+        rollout = _value(future)
+        if rollout is not None and rollout.error is not None and rollout.ran:
             self._count_error()
-        return job.rollout
-
-    def _slot(self) -> Slot:
-        slot: Slot | None = getattr(self._mine, "slot", None)
-        if slot is None:
-            slot = self._mine.slot = Slot(self._work)
-            self._slots.add(slot)
-        return slot
+        # In this order: once a future is not among the unended, its outcome is on its way.
+        self._ended.put(future)
+        self._unended.discard(future)
+        with self._lock:
+            self._handed_over -= 1
+        self._fill()
 
     def _count_error(self) -> None:
-        with self._errors_lock:
+        with self._lock:
             self._errors += 1
             too_many = self._errors > self._allowed_errors
         if too_many:
@@ -304,7 +284,7 @@ class Batch:
 
     def _keep_journal(self) -> None:
         """Write what has ended, many at once where they come fast, and only then pass it on."""
-        assert self.journal is not None
+        assert self._journal is not None
         refresh_at = time.monotonic() + REFRESH_S
         more = True
         while more:
@@ -317,10 +297,10 @@ class Batch:
             more = None not in ended
             futures = [future for future in ended if future is not None]
             try:
-                self.journal.record([r for r in map(_value, futures) if r is not None and r.ran])
+                self._journal.record([r for r in map(_value, futures) if r is not None and r.ran])
                 if time.monotonic() >= refresh_at:
                     began = time.monotonic()
-                    self.journal.refresh()
+                    self._journal.refresh()
                     # A large run's refresh takes longer: never more than a twentieth of the time goes into it.
                     refresh_at = time.monotonic() + max(REFRESH_S, 20 * (time.monotonic() - began))
             except Exception as exc:

@@ -11,6 +11,7 @@ them survive pickling, because they travel between processes.
     ├── BadOutcome       (ValueError)  what an adapter returned can't be recorded
     ├── PhaseTimeout     (TimeoutError) a phase ran past its limit
     ├── Stopped                        the run was stopped before this could finish
+    ├── WorkerDied                     the process of an executor that ran this is gone
     ├── BundleError                    a bundle can't be made, or is not one
     └── SandboxError                   everything that comes from a sandbox
         ├── SandboxStartError          it could not be started
@@ -79,6 +80,17 @@ class PhaseTimeout(AgentixError, TimeoutError):
 
 class Stopped(AgentixError):
     """The run was stopped (`stop`, Ctrl-C, a signal, `max_errors`) before this could finish."""
+
+
+class WorkerDied(AgentixError):
+    """The process of an executor that ran a rollout died, as often as it was tried. `tries` says how often, where it
+    is known."""
+
+    transient = True
+
+    def __init__(self, message: str, *, tries: int = 1) -> None:
+        super().__init__(message)
+        self.tries = tries
 
 
 class BundleError(AgentixError):

@@ -9,8 +9,8 @@ bridge.py). Which thread it is on and what ends its phases is deadline.py.
 from __future__ import annotations
 
 import logging
-from collections.abc import Coroutine, Mapping
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Coroutine, Mapping
+from typing import Any, Protocol
 
 from attrs import field, frozen
 
@@ -18,11 +18,8 @@ from .bridge import Method, NeedsLoop, Session, drive, is_async_sandbox, uncance
 from .deadline import Abandoned, Job, Slot
 from .errors import BadOutcome, PhaseTimeout, Stopped
 from .outcome import fail, take_agent_result, take_score, take_setup
-from .records import Resource, RetryPolicy, SandboxConfig, Timeouts
+from .records import Resource, RetryPolicy, Rollout, SandboxConfig, Timeouts
 from .retry import retrying
-
-if TYPE_CHECKING:
-    from .batch import Item
 
 logger = logging.getLogger("agentix_runner")
 
@@ -40,7 +37,7 @@ class Spec:
     score: bool
     timeouts: Timeouts
     retry: RetryPolicy
-    run_id: str
+    run_id: str = ""
     setup: Method = field(init=False)
     solve: Method = field(init=False)
     grade: Method = field(init=False)
@@ -49,6 +46,39 @@ class Spec:
         object.__setattr__(self, "setup", Method("setup", self.dataset.setup))
         object.__setattr__(self, "solve", Method("solve", self.agent.solve))
         object.__setattr__(self, "grade", Method("score", self.dataset.score))
+
+
+class Shared(Protocol):
+    """What the rollouts of one place learn from each other."""
+
+    needs_loop: bool
+
+
+class Item:
+    """One rollout on its way: what to run, and where what it emits goes."""
+
+    __slots__ = ("attempt", "done", "emit", "instance", "instance_id", "log", "save", "shared")
+
+    def __init__(self, instance: dict[str, Any], instance_id: str, attempt: int) -> None:
+        self.instance = instance
+        self.instance_id = instance_id
+        self.attempt = attempt
+        self.emit: Callable[[str], None] = _ignore
+        self.log: Callable[[bytes], None] | None = None
+        self.save: Callable[[Mapping[str, str | bytes]], None] = _ignore
+        self.done: Callable[[], None] = _nothing
+        self.shared: Shared
+
+    def new_rollout(self, model: str | None) -> Rollout:
+        return Rollout(self.instance_id, attempt=self.attempt, model=model)
+
+
+def _ignore(value: Any) -> None:
+    """Nobody wants to know."""
+
+
+def _nothing() -> None:
+    """There is nothing to let go of."""
 
 
 class PhaseFailed(Exception):

@@ -10,16 +10,16 @@ import sys
 import threading
 import uuid
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from concurrent.futures import Executor
 from contextlib import closing
-from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from . import checks
 from .batch import Batch
 from .bridge import is_async, is_async_provider
-from .deadline import Clock
+from .executors import place_for
 from .records import RetryPolicy, Rollout, Timeouts
-from .rollout import Spec, run_on_slot
+from .rollout import Spec
 from .signals import cleaning_up
 
 if TYPE_CHECKING:
@@ -48,6 +48,7 @@ def run_rollouts(
     on_event: Callable[[str, str], None] | None = None,
     progress: Any = None,
     arguments: Mapping[str, Any] | None = None,
+    executor: Executor | None = None,
 ) -> list[Rollout]:
     """Run `agent` over every instance, `n_concurrent` at a time, and return one `Rollout` per job, in input order.
 
@@ -107,6 +108,7 @@ def iter_rollouts(
     on_event: Callable[[str, str], None] | None = None,
     progress: Any = None,
     arguments: Mapping[str, Any] | None = None,
+    executor: Executor | None = None,
 ) -> Iterator[Rollout]:
     """The same as `run_rollouts`, but yields each rollout as it finishes (those of an earlier run of `run_dir` first).
 
@@ -147,6 +149,7 @@ def _prepare(
     on_event: Callable[[str, str], None] | None,
     progress: Any,
     arguments: Mapping[str, Any] | None,
+    executor: Executor | None,
 ) -> Batch:
     """Check every argument and open the run directory. Nothing is started."""
     checks.adapters(dataset, agent, provider, instances_given=instances is not None)
@@ -157,11 +160,26 @@ def _prepare(
     )  # fmt: skip
     jobs = checks.jobs(dataset.instances() if instances is None else instances, n_attempts)
     needs_loop = is_async_provider(provider) or any(map(is_async, (dataset.setup, dataset.score, agent.solve)))
-    checks.file_descriptors(
-        n_loops=min(n_concurrent, len(jobs)) if needs_loop else 0,
-        n_sessions=min(n_concurrent, len(jobs)),
-        per_session=getattr(provider, "fds_per_session", 0),
+    spec = Spec(
+        dataset=dataset,
+        agent=agent,
+        provider=provider,
+        bundle=bundle,
+        model=model,
+        platform=platform,
+        score=score,
+        timeouts=timeouts or Timeouts(),
+        retry=retry or RetryPolicy(),
     )
+    place = place_for(
+        executor, spec, n_concurrent=n_concurrent, needs_loop=needs_loop, keeps=run_dir is not None, jobs=jobs
+    )
+    if place.is_here:
+        checks.file_descriptors(
+            n_loops=min(n_concurrent, len(jobs)) if needs_loop else 0,
+            n_sessions=min(n_concurrent, len(jobs)),
+            per_session=getattr(provider, "fds_per_session", 0),
+        )
     journal = None
     if run_dir is not None:
         from .rundir import RunDir, identity_of
@@ -172,25 +190,11 @@ def _prepare(
         )  # fmt: skip
         journal = RunDir.open(run_dir, identity=identity, details=checks.details(), retry_errors=retry_errors)
     try:
-        spec = Spec(
-            dataset=dataset,
-            agent=agent,
-            provider=provider,
-            bundle=bundle,
-            model=model,
-            platform=platform,
-            score=score,
-            timeouts=timeouts or Timeouts(),
-            retry=retry or RetryPolicy(),
-            run_id=journal.run_id if journal is not None else uuid.uuid4().hex[:12],
-        )
         return Batch(
             jobs,
-            work=partial(run_on_slot, spec),
-            clock=Clock(spec.timeouts),
+            place=place,
+            run_id=journal.run_id if journal is not None else uuid.uuid4().hex[:12],
             model=model,
-            n_concurrent=n_concurrent,
-            needs_loop=needs_loop,
             max_errors=max_errors,
             journal=journal,
             stop=stop,
