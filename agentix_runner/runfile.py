@@ -112,6 +112,44 @@ def claim(path: Path, dir_fd: int, identity: Mapping[str, Any], details: Mapping
     return str(run["run_id"])
 
 
+def read_run_file(path: Path) -> dict[str, Any]:
+    """What run.json of a run directory says, also while a run uses it.
+
+    Raises:
+        RunDirError: there is none, or it can't be read.
+    """
+    try:
+        fd = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+        try:
+            data = read_file(RUN_FILE, dir_fd=fd, limit=_MAX_RUN_FILE)
+        finally:
+            os.close(fd)
+    except FileNotFoundError:
+        raise bad_directory(path, f"is no run directory: it has no {RUN_FILE}") from None
+    except OSError as exc:
+        raise bad_directory(path, f"is no run directory that can be read ({exc.strerror or exc})") from exc
+    return _parse(path, data)
+
+
+def in_use(path: Path) -> bool:
+    """Whether a run uses the directory now.
+
+    Where none does, its lock is held for the moment that the question takes: ask only where that is expected to be
+    rare, since a run that starts in that very moment is refused.
+    """
+    try:
+        fd = os.open(path / LOCK_FILE, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK)
+    except OSError:
+        return False
+    try:
+        fcntl.flock(fd, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    except OSError:
+        return True
+    finally:
+        os.close(fd)
+    return False
+
+
 def bad_directory(path: Path, reason: str) -> RunDirError:
     """The error that says what is wrong with a run directory."""
     return RunDirError(f"{path} {reason}", path=str(path))

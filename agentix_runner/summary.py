@@ -7,7 +7,7 @@ that was not, but for what depends on time, which is under "timing".
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
 from attrs import define, field
@@ -74,6 +74,15 @@ def pass_at_k(n: int, c: int, k: int) -> float:
     return 1.0 - math.comb(n - c, k) / math.comb(n, k)
 
 
+def usage_of(info: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, float]]:
+    """The numbers of a rollout's `info` that are added up, as (name, number): those named in `USAGE`."""
+    for key, value in info.items():
+        if key in USAGE and _is_number(value):
+            yield prefix + key, value
+        elif not prefix and isinstance(value, dict):
+            yield from usage_of(value, f"{key}.")
+
+
 class Summary:
     """A summary in the making."""
 
@@ -104,7 +113,8 @@ class Summary:
             self._reward.add(reward)
         if status == "error":
             self._add_error(rollout)
-        self._add_usage(rollout.info, "")
+        for key, number in usage_of(rollout.info):
+            self._usage.setdefault(key, _Sum()).add(number)
         self._add_times(rollout)
 
     def _add_error(self, rollout: Rollout) -> None:
@@ -118,13 +128,6 @@ class Summary:
         example = (rollout.instance_id, rollout.attempt, text[:_EXAMPLE])
         if errors.example is None or example < errors.example:
             errors.example = example
-
-    def _add_usage(self, info: Mapping[str, Any], prefix: str) -> None:
-        for key, value in info.items():
-            if key in USAGE and _is_number(value):
-                self._usage.setdefault(prefix + key, _Sum()).add(value)
-            elif not prefix and isinstance(value, dict):
-                self._add_usage(value, f"{key}.")
 
     def _add_times(self, rollout: Rollout) -> None:
         self._durations.add(rollout.duration_s)

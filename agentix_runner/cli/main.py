@@ -8,6 +8,8 @@ from .._version import __version__
 from .build import build
 from .command import Group
 from .output import ensure_streams
+from .report import report
+from .show import show
 
 
 @click.group(
@@ -26,3 +28,5 @@ def main(ctx: click.Context) -> None:
 
 
 main.add_command(build)
+main.add_command(report)
+main.add_command(show)
