@@ -131,8 +131,8 @@ class Batch:
 
     def _start(self, todo: list[tuple[int, Planned]]) -> None:
         self._started = True
-        self._todo.extend(todo)
         self._place.start(self)
+        self._todo.extend(todo)
         if self._journal is not None:
             self._help(self._keep_journal)
         if self._user_stop is not None:

@@ -162,7 +162,7 @@ class RunDir:
         Raises:
             BadOutcome: a name is not text, or a file neither text nor bytes; nothing is written.
         """
-        _check_files(files)
+        check_files(files)
         if not files:
             return
         names = safe_file_names(files)
@@ -364,7 +364,8 @@ def _key(rollout: Rollout) -> Key:
     return rollout.instance_id, rollout.attempt
 
 
-def _check_files(files: Any) -> None:
+def check_files(files: Any) -> None:
+    """Raises BadOutcome unless `files` is what an AgentResult may save."""
     if not isinstance(files, Mapping):
         raise BadOutcome(
             f"AgentResult.files is a {type(files).__name__}: give a dict of names and contents", where="files"

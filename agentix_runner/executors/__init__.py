@@ -72,10 +72,10 @@ def place_for(
         hint = ": give client.get_executor(pure=False)" if _is_dask(executor) else ""
         raise BadArgument(f"executor is {executor!r:.200}, which is no concurrent.futures.Executor{hint}")
     if _is_dask(executor):
-        from .dask import Dask
+        from .cluster import Dask
 
         return Dask(executor, spec, n_concurrent=n_concurrent, keeps=keeps, jobs=jobs)
-    from .elsewhere import Processes
+    from .processes import Processes
 
     return Processes(executor, spec, n_concurrent=n_concurrent, keeps=keeps, jobs=jobs)
 

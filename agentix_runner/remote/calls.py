@@ -11,7 +11,8 @@ import pickle
 import sys
 import sysconfig
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
 from types import FunctionType, ModuleType
 from typing import Any
 
@@ -114,22 +115,32 @@ def _dump_by_value(value: Any, what: str, culprit: str, reach: Reach) -> bytes:
         import cloudpickle  # type: ignore[import-untyped]
     except ImportError:
         raise CallError(f"{what} can't be imported in the sandbox ({culprit}): {_REMEDY}") from None
+    try:
+        with by_value(own_modules(reach)):
+            return bytes(cloudpickle.dumps(value, protocol=5))
+    except Exception as error:
+        raise CallError(f"{what} can't be sent: {type(error).__name__}: {error}") from error
+
+
+@contextmanager
+def by_value(modules: Iterable[ModuleType]) -> Iterator[None]:
+    """Inside, cloudpickle sends by value what is of `modules`. One at a time: its registry is the process's."""
+    import cloudpickle
+
     with _registering:
         registered: list[ModuleType] = []
         try:
-            for module in _own_modules(reach):
+            for module in modules:
                 if module.__name__ not in cloudpickle.list_registry_pickle_by_value():
                     cloudpickle.register_pickle_by_value(module)
                     registered.append(module)
-            return bytes(cloudpickle.dumps(value, protocol=5))
-        except Exception as error:
-            raise CallError(f"{what} can't be sent: {type(error).__name__}: {error}") from error
+            yield
         finally:
             for module in registered:
                 cloudpickle.unregister_pickle_by_value(module)
 
 
-def _own_modules(reach: Reach) -> list[ModuleType]:
+def own_modules(reach: Reach) -> list[ModuleType]:
     """Loaded modules that the sandbox lacks and that are nobody's package: the user's own, of the working directory."""
     if reach.shared:
         return []

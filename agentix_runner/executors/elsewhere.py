@@ -1,0 +1,162 @@
+"""The near end of rollouts that run in other processes: jobs out, outcomes in.
+
+What comes back is put where it would have gone here: events to the callbacks, prints and files into the run directory,
+log records into this process's log. It comes with the outcome, all at once.
+"""
+
+from __future__ import annotations
+
+import logging
+import queue
+import threading
+from collections.abc import Sequence
+from concurrent.futures import BrokenExecutor, Executor, Future
+from typing import TYPE_CHECKING
+
+from ..deadline import STOP_TEARDOWN_S
+from ..errors import WorkerDied, describe
+from ..outcome import fail
+from ..records import Rollout
+from ..rollout import Item, Spec
+from ..threads import bounded
+from .errand import Outcome, check_instances
+from .lines import log_again
+
+if TYPE_CHECKING:
+    from ..checks import Planned
+    from . import Run
+
+logger = logging.getLogger("agentix_runner")
+
+QUIET_S = 30.0
+"""How long (seconds) nothing may come back before it is asked why."""
+
+
+class Elsewhere:
+    """A place in other processes, by way of an executor. Each kind of executor adds how a job gets there (`send`) and
+    how a stop does (`reach`)."""
+
+    is_here = False
+
+    def __init__(
+        self, executor: Executor, spec: Spec, *, n_concurrent: int, keeps: bool, jobs: Sequence[Planned]
+    ) -> None:
+        check_instances(jobs)
+        self.limit: float = n_concurrent
+        self.executor = executor
+        self.spec = spec
+        self.keeps = keeps
+        self.run: Run
+        self._out: dict[Future[Outcome], tuple[Item, Future[Rollout]]] = {}
+        self._arrived: queue.SimpleQueue[Future[Outcome] | None] = queue.SimpleQueue()
+        self._receiver = threading.Thread(target=self._receive, name="agentix-outcomes", daemon=True)
+        self._reaching: threading.Thread | None = None
+
+    # ------------------------------------------------------------ each kind's own
+
+    def prepare(self) -> None:
+        """Get ready, when the run starts. Raises: BadArgument."""
+
+    def send(self, item: Item) -> Future[Outcome]:
+        """Give the job to the executor. Raises: RuntimeError where it takes none any more."""
+        raise NotImplementedError
+
+    def reach(self) -> None:
+        """Let the rollouts that are running know that the run is stopping. May take its time."""
+
+    def explain(self, error: BaseException) -> BaseException:
+        """The error of a rollout whose future ended with `error` and not with an outcome."""
+        if isinstance(error, BrokenExecutor):
+            return WorkerDied(f"a process of the executor died: {error}")
+        return error
+
+    def look(self) -> None:
+        """Nothing has come back for a while: tell if something is wrong."""
+
+    def clean_up(self) -> None:
+        """Undo `prepare`."""
+
+    # ------------------------------------------------------------ as a place
+
+    def start(self, run: Run) -> None:
+        self.run = run
+        self.prepare()
+        self._receiver.start()
+
+    def submit(self, item: Item) -> Future[Rollout]:
+        promise: Future[Rollout] = Future()
+        future = self.send(item)
+        self._out[future] = (item, promise)
+        future.add_done_callback(self._arrived.put)
+        return promise
+
+    def stop(self) -> None:
+        self._reaching = threading.Thread(target=self._reach, name="agentix-stop", daemon=True)
+        self._reaching.start()
+
+    def _reach(self) -> None:
+        try:
+            self.reach()
+        except Exception as exc:
+            logger.warning("the running rollouts could not be told to stop: %s", describe(exc))
+
+    def close(self) -> None:
+        if self._reaching is not None:
+            self._reaching.join(STOP_TEARDOWN_S)
+        bounded("taking back what the executor has not run", self._take_back, STOP_TEARDOWN_S)
+        if self._receiver.ident is not None:
+            self._arrived.put(None)
+            self._receiver.join(STOP_TEARDOWN_S)
+        for _, promise in list(self._out.values()):
+            promise.cancel()
+        bounded("leaving the executor", self.clean_up, STOP_TEARDOWN_S)
+
+    def _take_back(self) -> None:
+        for future in list(self._out):
+            future.cancel()
+
+    # ------------------------------------------------------------ on the receiver's thread
+
+    def _receive(self) -> None:
+        while True:
+            try:
+                future = self._arrived.get(timeout=QUIET_S)
+            except queue.Empty:
+                self.look()
+                continue
+            if future is None:
+                return
+            item, promise = self._out.pop(future)
+            self._take(item, promise, future)
+            del future  # an executor may hold on to what it has made for as long as somebody might ask for it
+
+    def _take(self, item: Item, promise: Future[Rollout], future: Future[Outcome]) -> None:
+        if future.cancelled():
+            if not self.run.stopping.is_set():
+                self.run.stop(str(self.explain(LookupError("the executor has dropped what it was to run"))))
+            item.done()
+            promise.cancel()
+            return
+        try:
+            outcome = future.result()
+            rollout = outcome.rollout
+            self._unpack(item, outcome)
+        except BaseException as exc:
+            rollout = item.new_rollout(self.spec.model)
+            fail(rollout, "session", self.explain(exc))
+        item.done()
+        if not rollout.ran:
+            if self.run.stopping.is_set():
+                fail(rollout, "session", self.run.stopped())  # which knows why
+            else:
+                fail(rollout, "session", WorkerDied("the worker process ended before the rollout did"))
+        promise.set_result(rollout)
+
+    def _unpack(self, item: Item, outcome: Outcome) -> None:
+        log_again(outcome.lines)
+        for phase in outcome.events:
+            item.emit(phase)
+        if outcome.log and item.log is not None:
+            item.log(outcome.log)
+        if outcome.files:
+            item.save(outcome.files)
