@@ -68,14 +68,21 @@ class BaseImage:
         return f"base {self.id}"
 
     def gather(self, spec: dict[str, Any], work: Path, on_line: Callable[[str], None]) -> dict[str, Any]:
+        from docker.errors import DockerException
+        from requests import RequestException
+
         inside = json.loads(json.dumps(spec).replace(json.dumps(str(work))[1:-1], _HOME))
-        with self._container() as name:
-            self._send(name, work, inside)
-            self.client.api.start(name)
-            status, last = self._follow(name, on_line)
-            if status != 0:
-                raise CannotCollect(f"in {self.image}: {last.removeprefix('agentix: ') or f'exit code {status}'}")
-            self._fetch(name, work)
+        try:
+            with self._container() as name:
+                self._send(name, work, inside)
+                self.client.api.start(name)
+                status, last = self._follow(name, on_line)
+                if status != 0:
+                    raise CannotCollect(f"in {self.image}: {last.removeprefix('agentix: ') or f'exit code {status}'}")
+                self._fetch(name, work)
+        except (DockerException, RequestException) as error:
+            why = " ".join(str(getattr(error, "explanation", None) or error).split())[-300:]
+            raise CannotCollect(f"python3 of {self.image} can't be run in a container: {why}") from error
         facts_file = work / "out" / "facts.json"
         if not facts_file.is_file() or facts_file.stat().st_size > _MAX_FACTS:
             raise CannotCollect(f"{self.image} gave no facts about its Python")

@@ -80,8 +80,8 @@ def unused_volumes(client: docker.DockerClient) -> list[str]:
     """The bundle volumes that no bundle image in the engine refers to any more, and those that were never filled to
     their end, as far as no container uses them. Contents come before the pointer that names them."""
     volumes = client.api.volumes(filters={"label": BUNDLE_LABEL})["Volumes"] or []
-    images = client.images.list(all=True, filters={"label": BUNDLE_LABEL})
-    wanted = {image.labels.get(DIGEST_LABEL) for image in images}
+    images = client.api.images(all=True, filters={"label": BUNDLE_LABEL})
+    wanted = {(image.get("Labels") or {}).get(DIGEST_LABEL) for image in images}
     used = {
         mount.get("Name")
         for container in client.api.containers(all=True)
