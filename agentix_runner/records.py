@@ -188,6 +188,12 @@ class Rollout:
             return "not_scored"
         return "resolved" if self.resolved else "unresolved"
 
+    def _repr_html_(self) -> str:
+        """The rollout as Jupyter shows it."""
+        from .notebook import rollout_html  # scripts have no use for it
+
+        return rollout_html(self)
+
     @property
     def ran(self) -> bool:
         """False for a rollout that a stop or `max_errors` kept from running or from finishing."""

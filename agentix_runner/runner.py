@@ -18,6 +18,7 @@ from . import checks
 from .batch import Batch
 from .bridge import is_async, is_async_provider
 from .executors import place_for
+from .notebook import Rollouts
 from .records import RetryPolicy, Rollout, Timeouts
 from .rollout import Spec
 from .signals import cleaning_up
@@ -49,7 +50,7 @@ def run_rollouts(
     progress: Any = None,
     arguments: Mapping[str, Any] | None = None,
     executor: Executor | None = None,
-) -> list[Rollout]:
+) -> Rollouts:
     """Run `agent` over every instance, `n_concurrent` at a time, and return one `Rollout` per job, in input order.
 
     What goes wrong with one instance is on its rollout (`error`, `failure`), never raised.
@@ -83,7 +84,7 @@ def run_rollouts(
     rollouts = dict.fromkeys(range(batch.size), Rollout(instance_id=""))
     with cleaning_up(), closing(batch):
         rollouts.update(batch.outcomes())
-    return list(rollouts.values())
+    return Rollouts(rollouts.values())
 
 
 def iter_rollouts(

@@ -12,7 +12,7 @@ import attrs
 import click
 
 from ..errors import BadArgument
-from ..names import PATCH_FILE, safe_name
+from ..names import LOG_FILE, PATCH_FILE, safe_name
 from ..records import Rollout
 from ..report.data import read_log_end
 from ..rundir import read_rollouts
@@ -119,10 +119,9 @@ def _rollout(run_dir: Path, rollout: Rollout) -> Iterator[str]:
     log, size = read_log_end(run_dir, folder)
     lines = _lines(click.unstyle(log))
     if lines:
-        cut = len(lines) > LOG_LINES or size > len(log.encode("utf-8", "replace"))
-        yield from _head(
-            "log", f"its end, all {size:,} bytes: {clean(run_dir / folder / 'sandbox.log', 1000)}" if cut else ""
-        )
+        cut = len(lines) > LOG_LINES or size > len(log.encode())
+        where = clean(run_dir / folder / LOG_FILE, 1000)
+        yield from _head("log", f"the end; all {size:,} bytes are in {where}" if cut else "")
         yield from (f"  {line}" for line in lines[-LOG_LINES:])
 
 

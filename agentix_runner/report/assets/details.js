@@ -34,7 +34,7 @@ async function openDetails(run, rollout, list) {
     el("header", {}, el("div", {}, pill(rollout.status), el("span", { class: "note" }, `${data.runs[run].name}${attempt}`)),
       el("div", { class: "buttons" }, step(-1, "Previous rollout", "↑"), step(1, "Next rollout", "↓"),
         el("button", { type: "button", class: "icon", "aria-label": "Close", title: "Close", onclick: () => box.close() }, "✕")),
-      el("h2", { id: "details-title" }, visible(rollout.id))),
+      el("h2", { id: "details-title", tabindex: -1, autofocus: true }, visible(rollout.id))),
     body);
   if (!box.open) box.showModal();
   const found = await unpack(run, rollout.row);

@@ -103,7 +103,7 @@ function phaseTable(rollouts) {
   }).filter((row) => row.max !== undefined);
   const all = sum(found.map((row) => row.total)) || 1;
   return panel("Time by phase", null, shares(found.map((row) => [row.name, row.name, row.total]), all),
-    el("div", { class: "scroll" }, el("table", { class: "plain" },
+    el("div", { class: "scroll" }, el("table", { class: "plain phases" },
       el("thead", {}, el("tr", {}, ["phase", "share", "median", "95 % within", "longest", "sum"].map((name, i) => el("th", { scope: "col", class: i ? "right" : null }, name)))),
       el("tbody", {}, found.map((row) => el("tr", {}, el("td", {}, el("span", { class: `key f-${row.name}` }), row.name), el("td", { class: "right" }, percent(row.total / all, 0)),
         [row.median, row.p95, row.max, row.total].map((s) => el("td", { class: "right" }, duration(s)))))))));
