@@ -11,6 +11,8 @@ import shlex
 import sys
 import time
 from collections.abc import Mapping, Sequence
+from concurrent.futures import Executor
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 from attrs import define, frozen
@@ -49,6 +51,8 @@ class Request:
     part: slice | None
     limit: int | None
     n_concurrent: int
+    dask: str | None
+    dask_resource: Sequence[tuple[str, float]]
     n_attempts: int
     no_score: bool
     retry_attempts: int | None
@@ -121,7 +125,10 @@ def _run(request: Request, standing: Standing) -> int:
         from ..runner import run_rollouts
         from ..summary import summarize
 
-        rollouts = run_rollouts(**settings, instances=instances, run_dir=standing.run_dir, progress=standing)
+        with _executor(request) as executor:
+            rollouts = run_rollouts(
+                **settings, instances=instances, run_dir=standing.run_dir, progress=standing, executor=executor
+            )
         summary = summarize(rollouts)
         text = json.dumps(summary, indent=2) if request.as_json else table(summary, run_dir=standing.run_dir)
         write(text, stdout)
@@ -167,6 +174,16 @@ def _settings(request: Request) -> dict[str, Any]:
             **{f"{name}_args": given for name, given in args.items() if given},
         },
     }
+
+
+def _executor(request: Request) -> AbstractContextManager[Executor | None]:
+    if request.dask is None:
+        if request.dask_resource:
+            raise BadArgument("--dask-resource needs --dask: give the cluster's address, or leave it out")
+        return nullcontext()
+    from .cluster import dask_executor
+
+    return dask_executor(request.dask, resources=dict(request.dask_resource), n_concurrent=request.n_concurrent)
 
 
 def _provider(name: str, args: Mapping[str, str]) -> Any:

@@ -13,7 +13,7 @@ from ..records import LIMITED_PHASES
 from .command import Command, Option
 from .launch import Request, launch
 from .output import ensure_streams
-from .values import duration, error_limit, key_value, part
+from .values import amount, duration, error_limit, key_value, part
 
 EPILOG = """\
 \b
@@ -111,6 +111,20 @@ def _pairs(name: str, of: str) -> Callable[[F], F]:
 )
 @_option(
     "How", "--n-concurrent", type=int, default=4, show_default=True, metavar="N", help="How many rollouts run at once."
+)
+@_option(
+    "How",
+    "--dask",
+    metavar="ADDRESS",
+    help="Run on a Dask cluster, at its scheduler's address; local:N for N worker processes here.",
+)
+@_option(
+    "How",
+    "--dask-resource",
+    type=amount,
+    multiple=True,
+    metavar="K=N",
+    help="What a rollout takes of a resource that Dask workers offer; repeatable.",
 )
 @_option(
     "How",

@@ -55,6 +55,18 @@ def key_value(text: str) -> tuple[str, str]:
     return key.strip(), value
 
 
+def amount(text: str) -> tuple[str, float]:
+    """A `K=N` pair: a resource and how much of it."""
+    key, _, value = text.partition("=")
+    try:
+        number = float(value)
+        if not key.strip() or not 0 < number < math.inf:
+            raise ValueError
+        return key.strip(), number
+    except ValueError:
+        raise click.BadParameter(f"{text!r} is no K=N: give a resource and a number above 0, GPU=1 say") from None
+
+
 def to_mapping(pairs: Iterable[tuple[str, str]], option: str) -> dict[str, str]:
     """K=V pairs as a dict.
 

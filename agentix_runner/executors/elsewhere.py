@@ -9,7 +9,7 @@ from __future__ import annotations
 import logging
 import queue
 import threading
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from concurrent.futures import BrokenExecutor, Executor, Future
 from typing import TYPE_CHECKING
 
@@ -32,6 +32,17 @@ QUIET_S = 30.0
 """How long (seconds) nothing may come back before it is asked why."""
 
 
+class Trip:
+    """A job that is out there."""
+
+    __slots__ = ("item", "name", "promise")
+
+    def __init__(self, name: str, item: Item) -> None:
+        self.name = name
+        self.item = item
+        self.promise: Future[Rollout] = Future()
+
+
 class Elsewhere:
     """A place in other processes, by way of an executor. Each kind of executor adds how a job gets there (`send`) and
     how a stop does (`reach`)."""
@@ -47,7 +58,8 @@ class Elsewhere:
         self.spec = spec
         self.keeps = keeps
         self.run: Run
-        self._out: dict[Future[Outcome], tuple[Item, Future[Rollout]]] = {}
+        self._sent = 0
+        self._out: dict[Future[Outcome], Trip] = {}
         self._arrived: queue.SimpleQueue[Future[Outcome] | None] = queue.SimpleQueue()
         self._receiver = threading.Thread(target=self._receive, name="agentix-outcomes", daemon=True)
         self._reaching: threading.Thread | None = None
@@ -57,8 +69,8 @@ class Elsewhere:
     def prepare(self) -> None:
         """Get ready, when the run starts. Raises: BadArgument."""
 
-    def send(self, item: Item) -> Future[Outcome]:
-        """Give the job to the executor. Raises: RuntimeError where it takes none any more."""
+    def send(self, name: str, item: Item) -> Future[Outcome]:
+        """Give the job to the executor, to run by the name of `name`. Raises: RuntimeError where it takes none."""
         raise NotImplementedError
 
     def reach(self) -> None:
@@ -69,6 +81,10 @@ class Elsewhere:
         if isinstance(error, BrokenExecutor):
             return WorkerDied(f"a process of the executor died: {error}")
         return error
+
+    def dropped(self) -> str:
+        """Why a future was cancelled, though not by this."""
+        return "the executor was shut down, or has dropped what it was to run"
 
     def look(self) -> None:
         """Nothing has come back for a while: tell if something is wrong."""
@@ -84,11 +100,12 @@ class Elsewhere:
         self._receiver.start()
 
     def submit(self, item: Item) -> Future[Rollout]:
-        promise: Future[Rollout] = Future()
-        future = self.send(item)
-        self._out[future] = (item, promise)
+        self._sent += 1
+        trip = Trip(str(self._sent), item)
+        future = self.send(trip.name, item)
+        self._out[future] = trip
         future.add_done_callback(self._arrived.put)
-        return promise
+        return trip.promise
 
     def stop(self) -> None:
         self._reaching = threading.Thread(target=self._reach, name="agentix-stop", daemon=True)
@@ -103,17 +120,19 @@ class Elsewhere:
     def close(self) -> None:
         if self._reaching is not None:
             self._reaching.join(STOP_TEARDOWN_S)
-        bounded("taking back what the executor has not run", self._take_back, STOP_TEARDOWN_S)
+        bounded("taking back what the executor has not run", self.take_back, STOP_TEARDOWN_S)
         if self._receiver.ident is not None:
             self._arrived.put(None)
             self._receiver.join(STOP_TEARDOWN_S)
-        for _, promise in list(self._out.values()):
-            promise.cancel()
+        for trip in list(self._out.values()):
+            trip.promise.cancel()
         bounded("leaving the executor", self.clean_up, STOP_TEARDOWN_S)
 
-    def _take_back(self) -> None:
-        for future in list(self._out):
-            future.cancel()
+    def take_back(self, *, but: Collection[str] = ()) -> None:
+        """Cancel what is out there, `but` for those of these names. What is running does not notice."""
+        for future, trip in list(self._out.items()):
+            if trip.name not in but:
+                future.cancel()
 
     # ------------------------------------------------------------ on the receiver's thread
 
@@ -126,14 +145,14 @@ class Elsewhere:
                 continue
             if future is None:
                 return
-            item, promise = self._out.pop(future)
-            self._take(item, promise, future)
-            del future  # an executor may hold on to what it has made for as long as somebody might ask for it
+            trip = self._out.pop(future)
+            self._take(trip.item, trip.promise, future)
+            del future, trip  # an executor may hold on to what it has made for as long as somebody might ask for it
 
     def _take(self, item: Item, promise: Future[Rollout], future: Future[Outcome]) -> None:
         if future.cancelled():
             if not self.run.stopping.is_set():
-                self.run.stop(str(self.explain(LookupError("the executor has dropped what it was to run"))))
+                self.run.stop(self.dropped())
             item.done()
             promise.cancel()
             return

@@ -172,21 +172,18 @@ class Workplace:
         finally:
             slot.close()
 
-    def stop(self, name: str | None = None) -> None:
-        """End the rollout `name`, or all of them and those that come. From any thread; returns at once."""
+    def stop(self, name: str | None = None) -> list[str]:
+        """End the rollout `name`, or all of them and those that come. From any thread; returns at once, the names of
+        those that it ends."""
         with self._lock:
             if name is None:
                 self._stopped = True
-                ending = list(self._running.values())
-            else:
-                ending = [self._running[name]] if name in self._running else []
-        for stop, job in ending:
+            ending = [one for one in self._running if name in (None, one)]
+            jobs = [self._running[one] for one in ending]
+        for stop, job in jobs:
             stop.set()
             job.wake()
-
-    @property
-    def is_idle(self) -> bool:
-        return not self._running
+        return ending
 
 
 def _stopped() -> Stopped:

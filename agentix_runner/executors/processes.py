@@ -64,14 +64,14 @@ class Processes(Elsewhere):
         parcel = None if isinstance(self.executor, ProcessPoolExecutor) else self._parcel
         self._ticket = Ticket(this_process(), path, self.run.run_id, self.spec.model, parcel)
 
-    def send(self, item: Item) -> Future[Outcome]:
+    def send(self, name: str, item: Item) -> Future[Outcome]:
         instance = pack_instance(item.instance, item.instance_id)
-        return self.executor.submit(run_errand, self._ticket, instance, item.instance_id, item.attempt)
+        return self.executor.submit(run_errand, self._ticket, name, instance, item.instance_id, item.attempt)
 
     def reach(self) -> None:
         with contextlib.suppress(FileNotFoundError):
             os.unlink(self._ticket.path)
-        self._take_back()  # what has not begun
+        self.take_back()  # what has not begun
 
     def clean_up(self) -> None:
         if self._folder:
@@ -84,7 +84,7 @@ _workplaces: dict[str, Workplace] = {}
 _opening = threading.Lock()
 
 
-def run_errand(ticket: Ticket, instance: bytes, instance_id: str, attempt: int) -> Outcome:
+def run_errand(ticket: Ticket, name: str, instance: bytes, instance_id: str, attempt: int) -> Outcome:
     """Run one rollout in this process. Never raises."""
     try:
         place = _workplace(ticket)
@@ -97,7 +97,7 @@ def run_errand(ticket: Ticket, instance: bytes, instance_id: str, attempt: int) 
         fail(rollout, "session", error)
         return Outcome(rollout)
     with _deaf(ticket.host):
-        return place.run(f"{instance_id} {attempt}", instance, instance_id, attempt)
+        return place.run(name, instance, instance_id, attempt)
 
 
 def _workplace(ticket: Ticket) -> Workplace:

@@ -1,0 +1,237 @@
+"""Rollouts on a Dask cluster.
+
+What the rollouts share goes to each worker once, as a worker plugin; Dask gives it to workers that come later, too.
+The plugin is also how an end reaches what is running. A stop is told to it, so that rollouts still come back and
+nothing is left when the run returns. Where the process that started the run is gone, Dask takes back the tasks, and the
+plugin sees that: cancelling a running task does nothing else.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import secrets
+import sys
+import time
+from collections.abc import Callable, Sequence
+from concurrent.futures import Executor, Future
+from typing import TYPE_CHECKING, Any, cast
+
+from distributed import KilledWorker, Reschedule, WorkerPlugin, get_worker
+from distributed.utils import sync
+
+from .._version import __version__
+from ..errors import BadArgument, WorkerDied, describe
+from ..outcome import fail
+from ..records import Rollout
+from ..rollout import Item, Spec
+from .elsewhere import Elsewhere
+from .errand import Outcome, Workplace, pack, pack_instance
+
+if TYPE_CHECKING:
+    from distributed import Client, Worker
+
+    from ..checks import Planned
+
+logger = logging.getLogger("agentix_runner")
+
+RPC_S = 10.0
+"""How long (seconds) a question to the scheduler may take."""
+
+ON_THE_WAY_S = 1.0
+"""How long (seconds) an outcome may take from its worker to here."""
+
+JOINING_S = 10.0
+"""How long (seconds) a worker that has just joined may take to get what the rollouts share."""
+
+
+class Dask(Elsewhere):
+    """A place: the workers of a Dask cluster, by way of `client.get_executor(...)`."""
+
+    def __init__(
+        self, executor: Executor, spec: Spec, *, n_concurrent: int, keeps: bool, jobs: Sequence[Planned]
+    ) -> None:
+        super().__init__(executor, spec, n_concurrent=n_concurrent, keeps=keeps, jobs=jobs)
+        self._dask = cast(Any, executor)
+        self._client: Client = self._dask._client
+        self._name = f"agentix-{secrets.token_hex(6)}"
+        self._prepared = False
+        self._parcel = pack(spec, keeps=keeps)
+        check_offers(self._client, self._dask._kwargs)
+
+    def prepare(self) -> None:
+        self._prepared = True
+        try:
+            self._install(self._parcel)
+        except ModuleNotFoundError:
+            # The user's own modules are not there; they can go along. Not at once: where a module is there, its
+            # globals (a client, a lock) need not be pickled.
+            self._install(pack(self.spec, keeps=self.keeps, own_modules=True))
+
+    def _install(self, parcel: bytes) -> None:
+        plugin = Rollouts(parcel, self.run.run_id, self._name)
+        try:
+            self._client.register_plugin(plugin, name=self._name)
+        except BadArgument:
+            raise
+        except ModuleNotFoundError as exc:
+            if parcel is self._parcel:
+                raise
+            raise _cant_load(exc) from exc
+        except Exception as exc:
+            raise _cant_load(exc) from exc
+
+    def send(self, name: str, item: Item) -> Future[Outcome]:
+        key = f"{self._name}-{name}"
+        instance = pack_instance(item.instance, item.instance_id)
+        future: Future[Outcome] = self._dask.submit(
+            run_on_worker, self._name, name, instance, item.instance_id, item.attempt, key=key
+        )
+        return future
+
+    def reach(self) -> None:
+        if self._client.status != "running":
+            return
+        running = self._client.run(_stop, self._name, on_error="ignore")
+        # What waits for a worker would wait on. What has just ended may be on its way.
+        time.sleep(ON_THE_WAY_S)
+        self.take_back(but={name for names in running.values() for name in names})
+
+    def explain(self, error: BaseException) -> BaseException:
+        if isinstance(error, KilledWorker):
+            tries = error.allowed_failures + 1
+            return WorkerDied(f"the workers that ran it died, {tries} in a row: see their logs", tries=tries)
+        return super().explain(error)
+
+    def dropped(self) -> str:
+        return "the connection to the Dask scheduler was lost, or the client was closed"
+
+    def look(self) -> None:
+        if self._client.status == "running" and not _workers(self._client):
+            logger.warning("the Dask cluster has no workers; the run goes on when there are some")
+
+    def clean_up(self) -> None:
+        if self._prepared and self._client.status == "running":
+            client: Any = self._client
+            client.unregister_worker_plugin(self._name)
+            client.set_metadata([self._name], None)
+
+
+def check_offers(client: Client, wanted: dict[str, Any]) -> None:
+    """Raises BadArgument where no worker offers what the executor asks for: Dask would wait for one, silently."""
+    workers = _workers(client)
+    if not workers:
+        logger.warning("the Dask cluster has no workers yet; the run begins when there are some")
+        return
+    for name, amount in (wanted.get("resources") or {}).items():
+        most = max(worker.get("resources", {}).get(name, 0) for worker in workers.values())
+        if most < amount:
+            has = f"the most that one has is {most:g}" if most else "none has any"
+            raise BadArgument(
+                f"no Dask worker offers {amount:g} of resource {name!r} ({has}): start workers with "
+                f"--resources {name}={amount:g}, or ask for less"
+            )
+    chosen = wanted.get("workers") or []
+    chosen = [chosen] if isinstance(chosen, str) else list(chosen)
+    known = {str(at) for address, worker in workers.items() for at in (address, worker.get("name"), worker.get("host"))}
+    if chosen and not wanted.get("allow_other_workers") and not known & set(map(str, chosen)):
+        raise BadArgument(f"none of the Dask workers {', '.join(map(str, chosen))} is there: name some that are")
+
+
+def _workers(client: Client) -> dict[str, Any]:
+    workers: dict[str, Any] = client.scheduler_info(n_workers=-1)["workers"]
+    return workers
+
+
+def _cant_load(exc: Exception) -> BadArgument:
+    return BadArgument(
+        f"a Dask worker can't load the adapters ({describe(exc, 500)}): "
+        "install there what they need, the same agentix-runner too"
+    )
+
+
+# ---------------------------------------------------------------- on the workers
+
+
+class Rollouts(WorkerPlugin):
+    """What one worker has of a run: the workplace, and an ear for tasks that are taken back."""
+
+    def __init__(self, parcel: bytes, run_id: str, name: str) -> None:
+        self.name = name
+        self._parcel = parcel
+        self._run_id = run_id
+        self._version = (__version__, sys.version_info[:2])
+        self.place: Workplace | None = None
+        self.leaving = False
+
+    def setup(self, worker: Worker) -> None:
+        here = (__version__, sys.version_info[:2])
+        if self._version != here:
+            raise BadArgument(
+                "a Dask worker has {} on Python {}.{}, and this process {} on Python {}.{}: make them the same".format(
+                    here[0], *here[1], self._version[0], *self._version[1]
+                )
+            )
+        self.place = Workplace(self._parcel, self._run_id)
+
+    def teardown(self, worker: Worker) -> None:
+        self.leaving = True
+        if self.place is not None:
+            self.place.stop()
+
+    def transition(self, key: Any, start: str, finish: str, **kwargs: Any) -> None:
+        # A task that is still running is released when nobody wants it any more.
+        if finish == "released" and self.place is not None and str(key).startswith(self.name):
+            self.place.stop(str(key).removeprefix(f"{self.name}-"))
+
+
+def run_on_worker(run: str, name: str, instance: bytes, instance_id: str, attempt: int) -> Outcome:
+    """Run one rollout on this worker. Raises: Reschedule, where the worker leaves before the rollout has ended."""
+    worker = get_worker()
+    plugin, place = _of_run(worker, run)
+    tries = _count(worker, run, name)
+    most = place.spec.retry.attempts
+    if tries > most:
+        rollout = Rollout(instance_id, attempt=attempt, model=place.spec.model)
+        fail(
+            rollout, "session", WorkerDied(f"the workers that ran it died, {most} in a row: see their logs", tries=most)
+        )
+        return Outcome(rollout)
+    if tries > 1:
+        logger.warning("instance %s: the worker that ran it died; this is try %d of %d", instance_id, tries, most)
+    outcome = place.run(name, instance, instance_id, attempt)
+    if plugin.leaving and not outcome.rollout.ran:
+        raise Reschedule
+    return outcome
+
+
+def _of_run(worker: Worker, run: str) -> tuple[Rollouts, Workplace]:
+    until = time.monotonic() + JOINING_S
+    while True:
+        plugin = worker.plugins.get(run)
+        if isinstance(plugin, Rollouts) and plugin.place is not None:
+            return plugin, plugin.place
+        if time.monotonic() > until:
+            raise RuntimeError("this worker did not get what the rollouts share: see its log")
+        time.sleep(0.05)
+
+
+def _count(worker: Worker, run: str, name: str) -> int:
+    """Which try at the task this is. The scheduler keeps the count, which outlives the workers."""
+
+    def ask(question: Callable[..., Any], **kwargs: Any) -> Any:
+        return sync(worker.loop, question, callback_timeout=RPC_S, **kwargs)
+
+    tries = 1
+    with contextlib.suppress(Exception):  # the scheduler is gone, and nobody will get the outcome
+        tries = ask(worker.scheduler.get_metadata, keys=[run, name], default=0) + 1
+        ask(worker.scheduler.set_metadata, keys=[run, name], value=tries)
+    return tries
+
+
+def _stop(run: str, dask_worker: Worker) -> list[str]:
+    """On a worker: stop what is running there. Gives its names."""
+    plugin = dask_worker.plugins.get(run)
+    if isinstance(plugin, Rollouts) and plugin.place is not None:
+        return plugin.place.stop()
+    return []
