@@ -22,23 +22,40 @@ import pytest
 from agentix_runner import SandboxConfig
 from agentix_runner.errors import BadResult, CallError, RemoteError, SandboxDied
 from agentix_runner.protocols import Sandbox, SandboxProvider
+from agentix_runner.providers.docker import DockerProvider
 from agentix_runner.providers.local import LocalProvider
 from agentix_runner.remote.client import RemoteSandbox
 
 from . import wire_functions as remote
 
 
-@pytest.fixture(scope="module", params=["local"])
-def provider(request: pytest.FixtureRequest) -> SandboxProvider:
-    """Each provider in turn."""
-    assert request.param == "local"
-    return LocalProvider(max_log=2_000_000, max_result=300_000_000)
+@pytest.fixture(scope="module", params=["local", "docker"])
+def provider(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> SandboxProvider:
+    """Each provider in turn. The tests' temporary directories are the same ones in the sandbox."""
+    limits = {"max_log": 2_000_000, "max_result": 300_000_000}
+    if request.param == "local":
+        return LocalProvider(**limits)
+    request.getfixturevalue("engine")
+    shared = tmp_path_factory.getbasetemp()
+    return DockerProvider(mounts=[f"{shared}:{shared}"], **limits)  # type: ignore[arg-type]
 
 
 @pytest.fixture(scope="module")
-def shared(provider: SandboxProvider) -> Iterator[RemoteSandbox]:
+def bundle(provider: SandboxProvider, request: pytest.FixtureRequest) -> str | None:
+    """The bundle that has this suite's functions, so that they go by name."""
+    return None if isinstance(provider, LocalProvider) else str(request.getfixturevalue("suite_bundle"))
+
+
+@pytest.fixture(scope="module")
+def image(provider: SandboxProvider, request: pytest.FixtureRequest) -> str:
+    """What each sandbox is made from: as little as there can be."""
+    return "" if isinstance(provider, LocalProvider) else str(request.getfixturevalue("busybox"))
+
+
+@pytest.fixture(scope="module")
+def shared(provider: SandboxProvider, image: str, bundle: str | None) -> Iterator[RemoteSandbox]:
     """One sandbox for the tests that leave it as it was."""
-    with provider.session(SandboxConfig(image="")) as sandbox:  # type: ignore[union-attr]
+    with provider.session(SandboxConfig(image=image, bundle=bundle)) as sandbox:  # type: ignore[union-attr]
         yield sandbox
 
 
@@ -49,9 +66,11 @@ def printed() -> bytearray:
 
 
 @pytest.fixture
-def fresh(provider: SandboxProvider, printed: bytearray) -> Iterator[RemoteSandbox]:
+def fresh(provider: SandboxProvider, image: str, bundle: str | None, printed: bytearray) -> Iterator[RemoteSandbox]:
     """A sandbox for one test, which may break it."""
-    config = SandboxConfig(image="", on_log=printed.extend, labels={"instance_id": "i-1", "phase": "agent"})
+    config = SandboxConfig(
+        image=image, bundle=bundle, on_log=printed.extend, labels={"instance_id": "i-1", "phase": "agent"}
+    )
     with provider.session(config) as sandbox:  # type: ignore[union-attr]
         yield sandbox
 
@@ -353,13 +372,15 @@ def test_the_standard_descriptors_may_be_closed(fresh: RemoteSandbox) -> None:
     assert still_works(fresh)
 
 
-def test_on_log_that_raises_breaks_nothing(provider: SandboxProvider, caplog: pytest.LogCaptureFixture) -> None:
+def test_on_log_that_raises_breaks_nothing(
+    provider: SandboxProvider, image: str, bundle: str | None, caplog: pytest.LogCaptureFixture
+) -> None:
     """The failure is logged, once."""
 
     def on_log(data: bytes) -> None:
         raise ValueError("full")
 
-    with provider.session(SandboxConfig(image="", on_log=on_log)) as sandbox:  # type: ignore[union-attr]
+    with provider.session(SandboxConfig(image=image, bundle=bundle, on_log=on_log)) as sandbox:  # type: ignore[union-attr]
         for _ in range(3):
             sandbox.remote(remote.say, "x")
         assert still_works(sandbox)
@@ -396,8 +417,12 @@ def test_the_last_words_of_a_crash_are_not_lost(fresh: RemoteSandbox, printed: b
     assert b"about to crash" in printed
 
 
-def test_a_killed_guard_ends_the_sandbox(fresh: RemoteSandbox) -> None:
-    """Without its guard a sandbox is at its end, and whoever waits is told."""
+def test_a_killed_guard_ends_the_sandbox(fresh: RemoteSandbox, provider: SandboxProvider) -> None:
+    """Without its guard a sandbox is at its end, and whoever waits is told. In a container nobody can kill it so."""
+    if isinstance(provider, DockerProvider):
+        assert fresh.remote(remote.signal_guard, signal.SIGKILL) is None
+        assert still_works(fresh)
+        return
     with pytest.raises(SandboxDied) as caught:
         fresh.remote(remote.kill_guard, signal.SIGKILL)
     assert caught.value.exit_code == -9
@@ -513,17 +538,20 @@ def test_answers_that_nobody_asked_for_are_dropped(fresh: RemoteSandbox) -> None
 # --- environment and image ---
 
 
-def test_the_environment_is_built_and_not_inherited(provider: SandboxProvider, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_environment_is_built_and_not_inherited(
+    provider: SandboxProvider, image: str, bundle: str | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Secrets of the host are not there; what the configuration gives is, and HOME and TMPDIR can be written."""
     monkeypatch.setenv("OPENAI_API_KEY", "sk-secret")
     monkeypatch.setenv("LC_NAME", "C")
-    with provider.session(SandboxConfig(image="", env={"MINE": "ä=1"})) as sandbox:  # type: ignore[union-attr]
+    with provider.session(SandboxConfig(image=image, bundle=bundle, env={"MINE": "ä=1"})) as sandbox:  # type: ignore[union-attr]
         env = sandbox.remote(remote.environment)
         assert "OPENAI_API_KEY" not in env
         assert env["MINE"] == "ä=1"
-        for name in ("HOME", "TMPDIR"):
-            assert sandbox.remote(os.listdir, env[name]) == []
-            assert sandbox.remote(os.access, env[name], os.W_OK) is True
+        for path in (env["HOME"], env.get("TMPDIR", "/tmp")):
+            assert sandbox.remote(os.access, path, os.W_OK) is True
+        if isinstance(provider, LocalProvider):
+            assert [sandbox.remote(os.listdir, env[name]) for name in ("HOME", "TMPDIR")] == [[], []]
 
 
 def test_tools_run_in_the_sandbox(shared: RemoteSandbox) -> None:

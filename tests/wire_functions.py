@@ -194,6 +194,7 @@ def exit_hard(code: int) -> None:
 def print_and_die() -> None:
     os.write(2, b"about to crash\n")
     os.kill(os.getpid(), signal.SIGSEGV)
+    time.sleep(60)
 
 
 def kill_me(number: int) -> None:
@@ -204,6 +205,10 @@ def kill_me(number: int) -> None:
 def kill_guard(number: int) -> None:
     os.kill(os.getppid(), number)
     time.sleep(60)
+
+
+def signal_guard(number: int) -> None:
+    os.kill(os.getppid(), number)
 
 
 def interrupt_me() -> str:
@@ -305,11 +310,16 @@ def thread_name() -> str:
 # --- an enemy in the worker ---
 
 
-def _outbox() -> int:
-    """The worker's own descriptor for frames, as code in its process can find it."""
+def _worker() -> worker.Worker:
+    """The worker itself, as code in its process can find it."""
     import gc
 
-    return next(one.outlet for one in gc.get_objects() if isinstance(one, worker.Worker))
+    return next(one for one in gc.get_objects() if isinstance(one, worker.Worker))
+
+
+def _outbox() -> int:
+    """The worker's own descriptor for frames."""
+    return _worker().outlet
 
 
 def _current_call() -> int:
@@ -332,10 +342,12 @@ def _message(header: bytes) -> bytes:
 def answer_with(header: bytes) -> None:
     """Answer this call with JSON of the caller's making, and never return."""
     parts = frames.frames_of(frames.RESULT, _current_call(), [_message(header)])
-    for frame in parts:
-        data = memoryview(frame.to_bytes())
-        while data:
-            data = data[os.write(_outbox(), data) :]
+    # Other calls' answers must not come in between: on a pipe a long write isn't one piece.
+    with _worker().outbox._writing:
+        for frame in parts:
+            data = memoryview(frame.to_bytes())
+            while data:
+                data = data[os.write(_outbox(), data) :]
     time.sleep(300)
 
 

@@ -9,29 +9,23 @@ from __future__ import annotations
 
 import logging
 import os
-import re
-import secrets
 import threading
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any, ClassVar
 
 from attrs import field, frozen
 
-from ..errors import BadArgument, SandboxError, SandboxStartError
+from ..errors import BadArgument
 from ..records import SandboxConfig
 from ..remote.client import RemoteSandbox
-from . import owners, sweep
-from .attach import AttachTransport
-from .engine import Engine, connect, one_line
-from .images import Image, Images, normal
+from .container import Container
+from .engine import connect
+from .here import Here
 
 _log = logging.getLogger("agentix_runner.providers.docker")
 
 _PULL = ("missing", "always", "never")
-# Variables of an image that would change what the bundle's own loader loads. The worker puts them back for what it
-# starts.
-_LOADER = ("LD_PRELOAD", "LD_AUDIT")
 
 
 def _mounts(given: Any) -> tuple[Any, ...]:
@@ -106,6 +100,7 @@ class DockerProvider:
         """
         here = self._state.here(self)
         with here.engine.used(at_first=here.sweep):
+            here.remove_owed()
             container = Container(self, here, config)
             try:
                 sandbox = container.start()
@@ -114,6 +109,17 @@ class DockerProvider:
                 container.end(quiet=True)
                 raise
             container.end()
+
+    @contextmanager
+    def expecting(self, images: Iterable[str], platform: str | None = None) -> Iterator[Callable[[str], None]]:
+        """Inside, these images are pulled ahead of their first use, in this order, a few at a time.
+
+        An image is named once for each rollout that will use it. Gives a function to be called with its name when
+        such a rollout is over, from any thread: with `remove_images` an image goes after the last one. At the end
+        nothing more is pulled.
+        """
+        with self._state.here(self).images.expecting(images, platform) as over:
+            yield over
 
 
 class _State:
@@ -126,7 +132,7 @@ class _State:
     def here(self, provider: DockerProvider) -> Here:
         with self._lock:
             if self._here is None or self._here.engine.pid != os.getpid():
-                self._here = Here(provider)
+                self._here = Here(_maker(provider), pull=provider.pull, remove_images=provider.remove_images)
             return self._here
 
     def __reduce__(self) -> tuple[Any, ...]:
@@ -136,205 +142,6 @@ class _State:
         return _State()
 
 
-class Here:
-    """A provider in this process: its engine, and what is known of images and bundles there."""
-
-    def __init__(self, provider: DockerProvider) -> None:
-        self.label = f"agentix.provider={secrets.token_hex(8)}"
-        self.engine = Engine(_maker(provider), self.label)
-        self.images = Images(self.engine, provider.pull)
-        self._making = threading.Lock()
-        self._bundles: dict[str | None, tuple[str, str]] = {}
-
-    def sweep(self) -> None:
-        """Remove what dead owners have left."""
-        sweep.sweep(self.engine.api)
-
-    def bundle(self, name: str | None) -> tuple[str, str]:
-        """The volume of a bundle, and its architecture. Raises BundleError."""
-        with self._making:
-            if name not in self._bundles:
-                from ..bundle.default import default_bundle
-                from ..bundle.volumes import bundle_image, bundle_volume
-
-                client = self.engine.client
-                tag = name or default_bundle(client)
-                architecture = bundle_image(client, tag).attrs.get("Architecture", "")
-                self._bundles[name] = bundle_volume(client, tag), architecture
-            return self._bundles[name]
-
-    def forget_bundle(self, name: str | None) -> None:
-        with self._making:
-            self._bundles.pop(name, None)
-
-
-class Container:
-    """One sandbox's container, from before it is made until after it is gone."""
-
-    def __init__(self, provider: DockerProvider, here: Here, config: SandboxConfig) -> None:
-        self._provider = provider
-        self._here = here
-        self._engine = here.engine
-        self._config = config
-        # A name of our own: a create whose answer did not come has no id to remove it by.
-        self.name = _name(config.labels)
-        self._id: str | None = None
-        self._asked = False
-        self._transport: AttachTransport | None = None
-        self._sandbox: RemoteSandbox | None = None
-
-    def start(self) -> RemoteSandbox:
-        """Make it, attach to it, start it, and wait until its worker answers."""
-        config, api = self._config, self._engine.api
-        image = self._here.images.get(config.image, config.platform)
-        volume, architecture = self._here.bundle(config.bundle)
-        if normal(image.architecture) != normal(architecture):
-            raise SandboxStartError(
-                f"the image {config.image!r} is for {image.architecture}, and the bundle "
-                f"{config.bundle or '(the default one)'} for {architecture}: give a platform, or another bundle"
-            )
-        env, kept = self._environment(image)
-        self._create(env, volume)
-        assert self._id is not None
-        watch = self._engine.events.watch(self._id, self.name)
-        with self._engine.doing("attach to a container"):
-            params = {"stdin": 1, "stdout": 1, "stderr": 1, "stream": 1}
-            self._transport = AttachTransport(api.attach_socket(self._id, params=params), watch.exit_of)
-        self._sandbox = RemoteSandbox(
-            self._transport,
-            on_log=config.on_log,
-            labels=config.labels,
-            max_result=self._provider.max_result,
-            max_log=self._provider.max_log,
-        )
-        try:
-            with self._engine.doing(f"start a container of {config.image!r}"):
-                api.start(self._id)
-        except SandboxStartError:
-            # Its volume may have been removed: look again.
-            self._here.forget_bundle(config.bundle)
-            raise
-        self._sandbox.connect(self._provider.start_timeout, {"environ": kept})
-        return self._sandbox
-
-    def _create(self, env: dict[str, str], volume: str) -> None:
-        from docker.errors import NotFound
-
-        from ..bundle import COMMAND
-
-        config, provider, api = self._config, self._provider, self._engine.api
-        self._asked = True
-        with self._engine.doing(f"make a container of {config.image!r}"):
-            try:
-                made = api.create_container(
-                    config.image,
-                    # An entrypoint: the image's own would get a command as its arguments.
-                    entrypoint=list(COMMAND),
-                    command=[],
-                    name=self.name,
-                    stdin_open=True,
-                    environment=env,
-                    labels={**provider.labels, **self._labels()},
-                    host_config=self._host_config(volume),
-                    healthcheck={"test": ["NONE"]},
-                    platform=config.platform,
-                    user=provider.user,
-                    working_dir=provider.workdir,
-                    runtime=provider.runtime,
-                )
-            except NotFound as error:
-                self._here.images.forget(config.image)
-                raise SandboxStartError(
-                    f"the image {config.image!r} is not in the engine any more: {one_line(error)}", transient=True
-                ) from error
-        self._id = made["Id"]
-
-    def _host_config(self, volume: str) -> Any:
-        from docker.types import DeviceRequest, LogConfig, Mount
-
-        from ..bundle import ROOT
-
-        config, provider = self._config, self._provider
-        resource = config.resource
-        memory = (resource.memory if resource else None) or provider.memory
-        cpus = (resource.cpu if resource else None) or provider.cpus
-        gpu = resource.gpu if resource else None
-        mounts = [Mount(ROOT, volume, type="volume", read_only=True, no_copy=True)]
-        settings: dict[str, Any] = {
-            "auto_remove": True,
-            "network_mode": config.network or provider.network,
-            # The default one would write every frame to the engine's disk.
-            "log_config": LogConfig(type="none"),
-            "security_opt": ["no-new-privileges"],
-            "pids_limit": provider.pids_limit,
-            "read_only": provider.read_only,
-            "binds": [mount for mount in provider.mounts if isinstance(mount, str)],
-        }
-        if memory is not None:
-            # No swap on top: a limit that is passed by swapping ends nothing, and slows everything.
-            settings |= {"mem_limit": memory, "memswap_limit": memory}
-        if cpus is not None:
-            settings["nano_cpus"] = int(cpus * 1e9)
-        if gpu:
-            settings["device_requests"] = [DeviceRequest(count=int(gpu), capabilities=[["gpu"]])]
-        if provider.read_only:
-            settings["tmpfs"] = {"/tmp": ""}
-        options = dict(provider.options)
-        mounts += [mount for mount in provider.mounts if not isinstance(mount, str)]
-        mounts += options.pop("mounts", [])
-        return self._engine.api.create_host_config(**{**settings, **options}, mounts=mounts)
-
-    def _environment(self, image: Image) -> tuple[dict[str, str], dict[str, str]]:
-        """The container's own environment, and what the worker has to put back into it."""
-        env = dict(self._config.env or {})
-        kept = {}
-        for name in _LOADER:
-            value = env.get(name, image.env.get(name))
-            if value:
-                kept[name] = value
-                env[name] = ""
-        return env, kept
-
-    def _labels(self) -> dict[str, str]:
-        key, _, value = self._here.label.partition("=")
-        return {**owners.labels_for(self._config.labels), key: value}
-
-    def end(self, *, quiet: bool = False) -> None:
-        """Kill it, remove it, and free what it holds here. With `quiet` failure is only logged.
-
-        Raises:
-            SandboxError: it can't be told that it is gone.
-        """
-        # A fork of this process may come by here too, and the sandbox is not its own.
-        if self._engine.pid != os.getpid():
-            return
-        if self._sandbox is not None:
-            self._sandbox.kill()
-        try:
-            if self._asked:
-                self._remove()
-        except SandboxError as error:
-            if not quiet:
-                raise
-            _log.error("%s", error)
-        finally:
-            if self._sandbox is not None:
-                self._sandbox.close()
-            if self._id is not None:
-                self._engine.events.forget(self._id)
-
-    def _remove(self) -> None:
-        from docker.errors import DockerException
-        from requests import RequestException
-
-        try:
-            sweep.remove(self._engine.api, self._id or self.name)
-        except (DockerException, RequestException) as error:
-            raise SandboxError(
-                f"container {self.name} could not be removed: {one_line(error)}. `agentix clean` removes it later"
-            ) from error
-
-
 def _maker(provider: DockerProvider) -> Callable[[], Any]:
     if provider.client is None:
         return lambda: connect(provider.engine_timeout)
@@ -342,8 +149,3 @@ def _maker(provider: DockerProvider) -> Callable[[], Any]:
         make: Callable[[], Any] = provider.client
         return make
     return lambda: provider.client
-
-
-def _name(labels: Mapping[str, str]) -> str:
-    about = re.sub(r"[^a-zA-Z0-9_.-]+", "-", labels.get("instance_id", ""))[:60].strip("-.")
-    return "-".join(filter(None, ("agentix", about, labels.get("phase", ""), secrets.token_hex(6))))

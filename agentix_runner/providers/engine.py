@@ -22,6 +22,8 @@ _log = logging.getLogger("agentix_runner.providers.docker")
 
 # Idle connections are kept up to here; docker-py's own 10 would be dropped and warned about with more sandboxes.
 _POOL = 4096
+# Seconds for an answer to a request that ends something.
+_BRIEF_S = 20.0
 
 
 class Engine:
@@ -47,6 +49,15 @@ class Engine:
     def api(self) -> Any:
         """docker-py's low-level client. Only within `used`."""
         return self._client.api
+
+    @property
+    def brief(self) -> Any:
+        """The same low-level client with less patience: for what is done at an end, where somebody waits."""
+        # docker-py takes a limit for each request from this attribute only; connections are shared.
+        brief = object.__new__(type(self._client.api))
+        brief.__dict__.update(self._client.api.__dict__)
+        brief.timeout = min(brief.timeout or _BRIEF_S, _BRIEF_S)
+        return brief
 
     @property
     def events(self) -> Events:

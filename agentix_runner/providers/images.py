@@ -2,28 +2,30 @@
 
 from __future__ import annotations
 
+import atexit
 import logging
+import os
 import threading
-import time
-from collections.abc import Callable, Mapping
-from concurrent.futures import Future, TimeoutError
+from collections import Counter, deque
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from typing import Any
 
 from attrs import field, frozen
 
 from ..errors import SandboxStartError
-from ..retry import REGISTRY_TROUBLE
 from ..threads import DaemonExecutor
 from .engine import Engine, one_line
+from .pulls import Pull, full_name
 
 _log = logging.getLogger("agentix_runner.providers.docker")
 
 AT_A_TIME = 4
 """How many images are pulled at once."""
+AHEAD = 8
+"""How many images may be there, or on their way, before their first use."""
 
-# Seconds without any news of a pull after which it is given up, and between two lines of the log about it.
-_STALLED_S = 300.0
-_TELL_EVERY_S = 10.0
+_Key = tuple[str, str | None]
 
 
 @frozen(kw_only=True)
@@ -33,19 +35,26 @@ class Image:
     id: str
     architecture: str
     env: Mapping[str, str] = field(factory=dict)
-    user: str = ""
 
 
 class Images:
-    """What is known of images in one process. `pull` is "missing", "always" or "never"."""
+    """What is known of images in one process. `pull` is "missing", "always" or "never"; with `remove` an image that
+    was pulled here, and was not there before, goes again when it is not expected any more."""
 
-    def __init__(self, engine: Engine, pull: str) -> None:
+    def __init__(self, engine: Engine, *, pull: str, remove: bool) -> None:
         self._engine = engine
         self._pull = pull
+        self._remove = remove
+        # Guards what follows. Never held while the engine is asked.
         self._lock = threading.Lock()
-        self._known: dict[tuple[str, str | None], Image] = {}
-        self._pulls: dict[tuple[str, str | None], Pull] = {}
+        self._known: dict[_Key, Image] = {}
+        self._pulls: dict[_Key, Pull] = {}
         self._pullers: DaemonExecutor | None = None
+        self._ours: set[_Key] = set()
+        # What a run has said it will use: how often, and which of it is still to be pulled ahead.
+        self._uses: Counter[_Key] = Counter()
+        self._coming: deque[_Key] = deque()
+        self._ahead: set[_Key] = set()
 
     def get(self, name: str, platform: str | None = None) -> Image:
         """The image `name`, pulled first where it has to be.
@@ -56,29 +65,76 @@ class Images:
         key = (name, platform)
         with self._lock:
             known = self._known.get(key)
-        if known is not None:
-            return known
-        image = None if self._pull == "always" else self._inspect(name, platform)
-        if image is None:
-            if self._pull == "never":
-                raise SandboxStartError(
-                    f"the engine has no image {_full(name, platform)}, and pull is 'never': pull or build it first"
-                )
-            self._pulled(key)
-            image = self._inspect(name, platform)
-            if image is None:
-                raise SandboxStartError(
-                    f"the image {_full(name, platform)} was pulled, but the engine does not have it"
-                )
+        if known is None:
+            known = self._found(key)
+            with self._lock:
+                self._known[key] = known
         with self._lock:
-            self._known[key] = image
-        return image
+            self._ahead.discard(key)
+        self._pull_ahead()
+        return known
 
     def forget(self, name: str) -> None:
         """What is known of `name` is not true any more."""
         with self._lock:
             for key in [key for key in self._known if key[0] == name]:
                 del self._known[key]
+
+    @contextmanager
+    def expecting(self, names: Iterable[str], platform: str | None) -> Iterator[Callable[[str], None]]:
+        """Inside, the images `names` are pulled ahead, in this order; each name stands for one use. Gives a function
+        that takes the name of a use that is over."""
+        expected = [(name, platform) for name in names]
+        mine = Counter(expected)
+        with self._lock:
+            self._uses.update(mine)
+            if self._pull != "never":
+                self._coming.extend(mine)
+        self._pull_ahead()
+
+        def over(name: str) -> None:
+            key = (name, platform)
+            with self._lock:
+                if mine[key] <= 0:
+                    return
+                mine[key] -= 1
+                self._uses[key] -= 1
+                last = self._uses[key] <= 0
+            if last:
+                self._leave(key)
+
+        try:
+            yield over
+        finally:
+            with self._lock:
+                self._coming.clear()
+                self._ahead.clear()
+            for key, left in list(mine.items()):
+                for _ in range(left):
+                    over(key[0])
+
+    def remove_ours(self) -> None:
+        """Remove what was pulled here and is not expected any more."""
+        with self._lock:
+            left = [key for key in self._ours if self._uses[key] <= 0]
+        for key in left:
+            self._leave(key)
+
+    # --- there or not ---
+
+    def _found(self, key: _Key) -> Image:
+        name, platform = key
+        image = None if self._pull == "always" else self._inspect(name, platform)
+        if image is None:
+            if self._pull == "never":
+                raise SandboxStartError(
+                    f"the engine has no image {full_name(name, platform)}, and pull is 'never': pull or build it first"
+                )
+            self._pulled(key).wait()
+            image = self._inspect(name, platform)
+        if image is None:
+            raise SandboxStartError(f"the image {full_name(name, platform)} was pulled, but is not in the engine")
+        return image
 
     def _inspect(self, name: str, platform: str | None) -> Image | None:
         from docker.errors import ImageNotFound
@@ -90,107 +146,90 @@ class Images:
                 return None
         if platform is not None and not _is_for(found, platform):
             return None
-        config = found.get("Config") or {}
         return Image(
             id=found["Id"],
             architecture=found.get("Architecture", ""),
-            env=dict(entry.partition("=")[::2] for entry in config.get("Env") or ()),
-            user=config.get("User") or "",
+            env=dict(entry.partition("=")[::2] for entry in (found.get("Config") or {}).get("Env") or ()),
         )
 
-    def _pulled(self, key: tuple[str, str | None]) -> None:
+    # --- pulling ---
+
+    def _pulled(self, key: _Key, *, ahead: bool = False) -> Pull:
+        """The pull of an image that is under way, or else a new one."""
         with self._lock:
             pull = self._pulls.get(key)
             if pull is None:
                 if self._pullers is None:
                     self._pullers = DaemonExecutor(AT_A_TIME)
                 pull = self._pulls[key] = Pull(*key)
-                pull.future = self._pullers.submit(self._run, pull)
-        pull.wait()
+                pull.future = self._pullers.submit(self._run, pull, ahead)
+            return pull
 
-    def _run(self, pull: Pull) -> None:
+    def _run(self, pull: Pull, ahead: bool) -> None:
+        key = (pull.name, pull.platform)
         try:
             with self._engine.used():
+                if ahead and self._pull == "missing" and self._inspect(*key) is not None:
+                    with self._lock:
+                        self._ahead.discard(key)
+                    return
+                new = self._remove and self._inspect(pull.name, None) is None
                 pull.run(self._engine)
+                if new:
+                    self._own(key)
+        except SandboxStartError as error:
+            # Whoever waits for it is told, and who uses it later tries again.
+            _log.debug("%s", error)
+            raise
         finally:
             with self._lock:
-                del self._pulls[pull.name, pull.platform]
+                del self._pulls[key]
+            self._pull_ahead()
+            with self._lock:
                 if not self._pulls and self._pullers is not None:
                     self._pullers.shutdown()
                     self._pullers = None
 
-
-class Pull:
-    """One image on its way into the engine."""
-
-    def __init__(self, name: str, platform: str | None, now: Callable[[], float] = time.monotonic) -> None:
-        self.name = name
-        self.platform = platform
-        self.future: Future[None] = Future()
-        self._now = now
-        self._heard_at = now()
-        self._layers: dict[str, tuple[int, int]] = {}
-
-    def wait(self) -> None:
-        """Wait for the end. Raises SandboxStartError."""
+    def _pull_ahead(self) -> None:
         while True:
-            try:
-                self.future.result(timeout=5.0)
+            with self._lock:
+                if not self._coming or len(self._ahead) >= AHEAD:
+                    return
+                key = self._coming.popleft()
+                if key in self._known:
+                    continue
+                self._ahead.add(key)
+            self._pulled(key, ahead=True)
+
+    # --- removing ---
+
+    def _own(self, key: _Key) -> None:
+        with self._lock:
+            if not self._ours:
+                atexit.register(self._at_exit, os.getpid())
+            self._ours.add(key)
+
+    def _at_exit(self, pid: int) -> None:
+        # Where nobody has said what was expected, this is when it is known not to be used again.
+        if os.getpid() == pid:
+            with self._lock:
+                self._uses.clear()
+            self.remove_ours()
+
+    def _leave(self, key: _Key) -> None:
+        with self._lock:
+            if key not in self._ours:
                 return
-            except TimeoutError:
-                if self._now() - self._heard_at > _STALLED_S and self.future.running():
-                    raise SandboxStartError(
-                        f"pulling {self._full()} has not gone on for {_STALLED_S:g} s", transient=True
-                    ) from None
-
-    def run(self, engine: Engine) -> None:
-        """Pull it. Raises SandboxStartError."""
-        from docker.errors import NotFound
-        from docker.utils import parse_repository_tag
-
-        repository, tag = parse_repository_tag(self.name)
-        began = tell_at = self._heard_at = self._now()
-        _log.info("pulling %s", self._full())
+            self._ours.discard(key)
+            self._known.pop(key, None)
+            if not self._ours:
+                atexit.unregister(self._at_exit)
         try:
-            with engine.doing(f"pull the image {self._full()}"):
-                for event in engine.api.pull(
-                    repository, tag=tag or "latest", platform=self.platform, stream=True, decode=True
-                ):
-                    self._heard_at = self._now()
-                    self._take(event)
-                    if self._heard_at - tell_at > _TELL_EVERY_S:
-                        tell_at = self._heard_at
-                        _log.info("pulling %s: %s", self._full(), self._progress())
-        except SandboxStartError as error:
-            raise self._explained(error) from error.__cause__
-        except NotFound as error:
-            raise self._explained(error) from None
-        _log.info("pulled %s in %.0f s", self._full(), self._now() - began)
-
-    def _take(self, event: Mapping[str, Any]) -> None:
-        if "error" in event:
-            text = str(event["error"])
-            trouble = any(words in text.lower() for words in REGISTRY_TROUBLE)
-            raise SandboxStartError(f"the engine can't pull the image {self._full()}: {text}", transient=trouble)
-        detail = event.get("progressDetail") or {}
-        if detail.get("total") and event.get("status") == "Downloading":
-            self._layers[event.get("id", "")] = (detail.get("current", 0), detail["total"])
-
-    def _progress(self) -> str:
-        current, total = (sum(each) for each in zip(*self._layers.values(), strict=True)) if self._layers else (0, 0)
-        return f"{current >> 20} of {total >> 20} MiB" if total else "no news"
-
-    def _explained(self, error: Exception) -> SandboxStartError:
-        transient = bool(getattr(error, "transient", False))
-        hint = "" if transient else ". Check its name, and that you may pull it: `docker pull` tells more"
-        return SandboxStartError(f"no image {self._full()}: {one_line(error)}{hint}", transient=transient)
-
-    def _full(self) -> str:
-        return _full(self.name, self.platform)
-
-
-def _full(name: str, platform: str | None) -> str:
-    return repr(name) if platform is None else f"{name!r} for {platform}"
+            with self._engine.used():
+                self._engine.brief.remove_image(key[0])
+            _log.info("removed the image %s", key[0])
+        except Exception as error:  # of many layers; an image that stays harms nothing
+            _log.warning("the image %s was pulled for this run and stays: %s", key[0], one_line(error))
 
 
 def _is_for(found: Mapping[str, Any], platform: str) -> bool:
@@ -199,7 +238,7 @@ def _is_for(found: Mapping[str, Any], platform: str) -> bool:
     return (
         found.get("Os", "linux") == system
         and (not architecture or normal(found.get("Architecture", "")) == normal(architecture))
-        and (not variant or found.get("Variant", variant) in ("", variant))
+        and (not variant or found.get("Variant") in (None, "", variant))
     )
 
 

@@ -237,7 +237,7 @@ def _children() -> list[int]:
 
 def _oom_kills() -> int:
     """How often memory ran out: in this container where that is known, else on this machine."""
-    for path in ("/sys/fs/cgroup/memory.events", "/proc/vmstat"):
+    for path in ("/sys/fs/cgroup/memory.events", "/sys/fs/cgroup/memory/memory.oom_control", "/proc/vmstat"):
         try:
             with open(path) as file:
                 for line in file:

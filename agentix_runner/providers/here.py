@@ -1,0 +1,65 @@
+"""What a docker provider keeps in each process: its engine, what is known of images and bundles, what is still owed."""
+
+from __future__ import annotations
+
+import logging
+import secrets
+import threading
+from collections.abc import Callable
+from typing import Any
+
+from . import sweep
+from .engine import Engine
+from .images import Images
+
+_log = logging.getLogger("agentix_runner.providers.docker")
+
+
+class Here:
+    """A provider in this process: its engine, and what is known of images and bundles there."""
+
+    def __init__(self, make: Callable[[], Any], *, pull: str, remove_images: bool) -> None:
+        self.label = f"agentix.provider={secrets.token_hex(8)}"
+        self.engine = Engine(make, self.label)
+        self.images = Images(self.engine, pull=pull, remove=remove_images)
+        self._making = threading.Lock()
+        self._bundles: dict[str | None, tuple[str, str]] = {}
+        self._owed_lock = threading.Lock()
+        self._owed: set[str] = set()
+
+    def sweep(self) -> None:
+        """Remove what dead owners have left."""
+        sweep.sweep(self.engine.brief)
+
+    def owe(self, container: str) -> None:
+        """Note the name of a container that may still be there, or come to be: the engine did not answer."""
+        with self._owed_lock:
+            self._owed.add(container)
+
+    def remove_owed(self) -> None:
+        """Try again to remove what is owed, now that the engine answers."""
+        with self._owed_lock:
+            owed, self._owed = self._owed, set()
+        for container in owed:
+            try:
+                sweep.remove(self.engine.brief, container)
+            except Exception as error:  # of many layers; it is only put off once more
+                _log.debug("container %s stays for now: %s", container, error)
+                self.owe(container)
+
+    def bundle(self, name: str | None) -> tuple[str, str]:
+        """The volume of a bundle, and its architecture. Raises BundleError."""
+        with self._making:
+            if name not in self._bundles:
+                from ..bundle.default import default_bundle
+                from ..bundle.volumes import bundle_image, bundle_volume
+
+                client = self.engine.client
+                tag = name or default_bundle(client)
+                architecture = bundle_image(client, tag).attrs.get("Architecture", "")
+                self._bundles[name] = bundle_volume(client, tag), architecture
+            return self._bundles[name]
+
+    def forget_bundle(self, name: str | None) -> None:
+        with self._making:
+            self._bundles.pop(name, None)
