@@ -129,6 +129,14 @@ class TestLog:
             "90/100 done, 90 resolved, 0 errors, setup 1, 10s left",
         ]
 
+    def test_phases_when_everything_is_told(self, caplog: pytest.LogCaptureFixture) -> None:
+        """At the level of debugging each phase that an instance enters is a line."""
+        with caplog.at_level(logging.DEBUG, logger="agentix_runner"):
+            progress = LogProgress(clock=Clock())
+            progress.start(total=1, finished=[])
+            progress.event("a\n", "setup")
+        assert [(r.levelname, r.getMessage()) for r in caplog.records] == [("DEBUG", "a: setup")]
+
     def test_a_line_for_each_error_at_once(self, logged: pytest.LogCaptureFixture) -> None:
         """Each error is a line of its own, made harmless; what was not run is none."""
         progress = LogProgress(clock=Clock())
@@ -232,6 +240,49 @@ class TestTerminal:
             20: "0/100 done",
             6: "0/100",
         }
+
+    def test_who_is_running(self) -> None:
+        """With `running` a line for each instance says which phase it is in and for how long; all of it is redrawn in
+        one write, and taken away as a whole."""
+        clock = Clock()
+        screen = Screen()
+        progress = TerminalProgress(screen, running=True, clock=clock)
+        progress.start(total=3, finished=[])
+        for name, phase in [("a\x1b[2J", "setup"), ("b", "setup"), ("a\x1b[2J", "agent")]:
+            progress.event(name, phase)
+        clock.now = 65.0
+        progress.tick()
+        progress.event("c" * 100, "score")
+        clock.now = 66.0
+        progress.result(reached(good("b"), "setup"))
+        progress.close()
+        head = "0/3 done, 0 resolved, 0 errors"
+        assert screen.getvalue().split("\r") == [
+            "",
+            f"{head}\x1b[K",
+            f"{head}, setup 1 agent 1\x1b[K\n  setup  1m05s  b\x1b[K\n  agent  1m05s  a\\x1b[2J\x1b[K\x1b[2A",
+            "1/3 done, 1 resolved, 0 errors, agent 1 score 1, 2m12s left\x1b[K\n"
+            f"  agent  1m06s  a\\x1b[2J\x1b[K\n  score     1s  {'c' * 63}\x1b[K\x1b[2A",
+            "\x1b[J",
+        ]
+
+    def test_more_running_than_lines(self) -> None:
+        """Of more instances than the terminal has lines the rest is a number."""
+        clock = Clock()
+        screen = Screen()  # 24 lines
+        progress = TerminalProgress(screen, running=True, clock=clock)
+        progress.start(total=100, finished=[])
+        for number in range(60):
+            progress.event(f"i{number}", "agent")
+        clock.now = 1.0
+        progress.tick()
+        shown = screen.getvalue().split("\r")[-1].replace("\x1b[K", "").split("\n")
+        progress.close()
+        assert shown == [
+            "0/100 done, 0 resolved, 0 errors, agent 60",
+            *(f"  agent     1s  i{number}" for number in range(21)),
+            "  and 39 more",
+        ]
 
     def test_terminal_that_goes_away(self) -> None:
         """A terminal that was closed does not stop the run."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import click
 
 from agentix_runner.cli.table import table
-from agentix_runner.cli.text import clean, printable, seconds
+from agentix_runner.cli.text import clean, cut_to, printable, seconds
 from agentix_runner.records import NOT_RUN, Failure, Rollout
 from agentix_runner.summary import summarize
 
@@ -118,6 +118,13 @@ def test_clean() -> None:
     assert clean("x" * 600) == "x" * 499 + "…"
     assert len(clean("\x1b" * 10_000_000, 50)) == 50
     assert printable("two\r\nlines\tand \x07") == "two\nlines\tand \\x07"
+
+
+def test_cut_to() -> None:
+    """A line is cut to the columns that a terminal has, where some characters take two and some none."""
+    assert [cut_to("日本語", width) for width in (6, 5, 1, 0)] == ["日本語", "日本", "", ""]
+    assert cut_to("e\u0301e\u0301e", 2) == "e\u0301e\u0301"
+    assert cut_to("abc", 2) == "ab"
 
 
 def test_seconds() -> None:

@@ -215,7 +215,7 @@ def _instances(request: Request, dataset: Any) -> list[dict[str, Any]]:
 def _progress(request: Request, handler: LineHandler) -> Progress:
     if request.quiet or not is_terminal(sys.stderr):
         return LogProgress()
-    line = TerminalProgress(sys.stderr, clear_for_logs=False)
+    line = TerminalProgress(sys.stderr, running=request.verbose, clear_for_logs=False)
     handler.around = line.hidden
     return line
 

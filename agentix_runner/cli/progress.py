@@ -21,7 +21,7 @@ from typing import Any, Protocol, TextIO
 from ..errors import BadArgument
 from ..records import Rollout
 from .tally import Tally
-from .text import clean, is_terminal, plural
+from .text import clean, cut_to, is_terminal, plural, whole_seconds
 
 CLEAR = "\r\x1b[K"
 
@@ -98,22 +98,33 @@ class LogProgress(Shown):
         if finished:
             logger.info("%d of %s finished already", len(finished), plural(total, "rollout"))
 
+    def event(self, instance_id: str, phase: str) -> None:
+        logger.debug("%s: %s", clean(instance_id, 120), phase)
+        super().event(instance_id, phase)
+
     def show(self) -> None:
         logger.info("%s", ", ".join(self._tally.parts()))
 
 
 class TerminalProgress(Shown):
-    """One line at the bottom of a terminal, drawn again when it changes.
+    """One line at the bottom of a terminal, drawn again when it changes. With `running`, below it a line for each
+    instance that runs: which phase it is in, and for how long.
 
     What agentix_runner logs meanwhile goes above it. `clear_for_logs` False leaves that to the caller, who wraps the
     writing of each log line in `hidden()`.
     """
 
     def __init__(
-        self, stream: TextIO, *, clear_for_logs: bool = True, clock: Callable[[], float] = time.monotonic
+        self,
+        stream: TextIO,
+        *,
+        running: bool = False,
+        clear_for_logs: bool = True,
+        clock: Callable[[], float] = time.monotonic,
     ) -> None:
         super().__init__(0.1, clock)
         self._stream = stream
+        self._with_running = running
         # Re-entrant: a log line may be written by the thread that is drawing.
         self._lock = threading.RLock()
         self._shown = ""
@@ -137,17 +148,24 @@ class TerminalProgress(Shown):
         """Inside, the line is not there and is not drawn; it is back at the next tick."""
         with self._lock:
             if self._shown:
-                self._write(CLEAR)
+                below = self._shown.count("\n")
+                self._write(f"\x1b[{below}A\r\x1b[J" if below else CLEAR)
                 self._shown = ""
             yield
 
     def show(self) -> None:
-        line = _fit(self._tally.parts(), self._width() - 1)
+        columns, lines = self._size()
+        text = _fit(self._tally.parts(), columns - 1)
+        if self._with_running:
+            text = "\n".join([text, *_running(self._tally.running(), columns - 1, lines - 2)])
         with self._lock:
-            if line != self._shown and not self._closed:
-                # One write, the old end erased after the new text: there is no moment at which the line is empty.
-                self._write(f"\r{line}\x1b[K")
-                self._shown = line
+            if text != self._shown and not self._closed:
+                # One write, old ends erased after the new text: there is no moment at which a line is empty.
+                above, below = self._shown.count("\n"), text.count("\n")
+                up = f"\x1b[{above}A" if above else ""
+                rest = "\x1b[J" if above > below else ""
+                self._write(up + "\r" + text.replace("\n", "\x1b[K\n") + "\x1b[K" + rest)
+                self._shown = text
 
     def _write(self, text: str) -> None:
         try:
@@ -156,11 +174,12 @@ class TerminalProgress(Shown):
         except (OSError, ValueError):  # the terminal is gone; the run goes on
             self._closed = True
 
-    def _width(self) -> int:
+    def _size(self) -> tuple[int, int]:
         try:
-            return os.get_terminal_size(self._stream.fileno()).columns or 80
+            size = os.get_terminal_size(self._stream.fileno())
+            return size.columns or 80, size.lines or 24
         except (OSError, ValueError):
-            return 80
+            return 80, 24
 
 
 class _ClearingHandler(logging.Handler):
@@ -186,6 +205,15 @@ def _fit(parts: Sequence[str], width: int) -> str:
             break
         line += f", {part}"
     return line
+
+
+def _running(places: Sequence[tuple[str, str, float]], width: int, height: int) -> list[str]:
+    """A line for each instance that runs, as many as there is room for."""
+    room = len(places) if len(places) <= height else max(height - 1, 0)
+    lines = [f"  {phase:<5} {whole_seconds(spent):>6}  {clean(name, 120)}" for name, phase, spent in places[:room]]
+    if len(places) > room and height > 0:
+        lines.append(f"  and {len(places) - room} more")
+    return [cut_to(line, width) for line in lines]
 
 
 class NotebookProgress(Shown):

@@ -19,7 +19,7 @@ class Tally:
         self._clock = clock
         self._began = clock()
         self._done_here = 0
-        self._running: dict[str, list[str]] = {}
+        self._running: dict[str, list[tuple[str, float]]] = {}  # the phases of each, and since when
         self._in_phase: Counter[str] = Counter()
 
     def start(self, total: int, finished: Sequence[Rollout]) -> None:
@@ -32,10 +32,10 @@ class Tally:
         running = self._running.setdefault(instance_id, [])
         # Attempts at one instance may overlap; each phase is entered from the one before it.
         for before in reversed(PHASES[: PHASES.index(phase)] if phase in PHASES else ()):
-            if before in running:
+            if any(name == before for name, _ in running):
                 self._leave(instance_id, before)
                 break
-        self._running.setdefault(instance_id, []).append(phase)
+        self._running.setdefault(instance_id, []).append((phase, self._clock()))
         self._in_phase[phase] += 1
 
     def finish(self, rollout: Rollout) -> None:
@@ -43,8 +43,15 @@ class Tally:
         self._done_here += 1
         running = self._running.get(rollout.instance_id)
         if running:
-            entered = [name for name, _, _ in rollout.phases if name in running]
-            self._leave(rollout.instance_id, entered[-1] if entered else running[-1])
+            phases = [name for name, _ in running]
+            entered = [name for name, _, _ in rollout.phases if name in phases]
+            self._leave(rollout.instance_id, entered[-1] if entered else phases[-1])
+
+    def running(self) -> list[tuple[str, str, float]]:
+        """(instance id, phase, seconds in it) of each that runs, the longest in its phase first."""
+        now = self._clock()
+        found = [(i, phase, now - since) for i, phases in self._running.items() for phase, since in phases]
+        return sorted(found, key=lambda each: -each[2])
 
     @property
     def left_s(self) -> float | None:
@@ -60,7 +67,7 @@ class Tally:
 
     def _leave(self, instance_id: str, phase: str) -> None:
         running = self._running[instance_id]
-        running.remove(phase)
+        del running[[name for name, _ in running].index(phase)]
         if not running:
             del self._running[instance_id]
         self._in_phase[phase] -= 1

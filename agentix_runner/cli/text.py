@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import unicodedata
 from typing import TextIO
 
 MAX_LINE = 500
@@ -25,6 +26,16 @@ def printable(text: str) -> str:
 def _escape(char: str) -> str:
     # Other white space (no-break spaces, \v) is harmless, and splitting treats it as such.
     return " " if char.isspace() and char not in "\x1c\x1d\x1e\x1f\x85" else ascii(char)[1:-1]
+
+
+def cut_to(line: str, width: int) -> str:
+    """As much of a printable line as fits into `width` columns of a terminal."""
+    for end, char in enumerate(line):
+        if not unicodedata.combining(char):
+            width -= 2 if unicodedata.east_asian_width(char) in "WF" else 1
+        if width < 0:
+            return line[:end]
+    return line
 
 
 def plural(count: int, noun: str) -> str:
