@@ -280,8 +280,19 @@ def note_all(path: str) -> None:
 
 
 def stop_me(path: str) -> None:
-    _note(path, os.getpid())
-    os.kill(os.getpid(), signal.SIGSTOP)
+    """Stop the worker; the note is there when it has stopped."""
+    me = os.getpid()
+    if os.fork() == 0:
+        while (
+            sys.platform == "linux"
+            and pathlib.Path(f"/proc/{me}/stat").read_text().rpartition(")")[2].split()[0] != "T"
+        ):
+            time.sleep(0.002)
+        _note(path, me)
+        os._exit(0)
+    os.kill(me, signal.SIGSTOP)
+    # The signal stops the process in its own time.
+    time.sleep(300)
 
 
 def hold_the_lock(path: str) -> None:
