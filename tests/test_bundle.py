@@ -388,7 +388,6 @@ def test_the_host_brings_what_a_sandbox_imports(tmp_path: Path) -> None:
     )
     ran = subprocess.run([sys.executable, "-I", "-S", "-c", code], capture_output=True, text=True, timeout=60)
     assert (ran.stdout, ran.stderr) == (f"{tmp_path}/site/agentix_runner/__init__.py {__version__}\n", "")
-    assert not (tmp_path / "site" / "agentix_runner" / "cli").exists()
 
 
 # Assembling

@@ -21,6 +21,7 @@ from agentix_runner.bundle.base import BaseImage
 from agentix_runner.bundle.build import build
 from agentix_runner.bundle.default import default_bundle
 from agentix_runner.errors import BundleError
+from agentix_runner.providers import owners
 
 pytestmark = pytest.mark.skipif(not sys.platform.startswith("linux"), reason="bundles are made on Linux")
 
@@ -320,7 +321,7 @@ def test_without_an_engine_the_error_says_so() -> None:
     """No engine is one line that says what to do, and exit code 1."""
     got, out, err = agentix("build", "-t", "x:1", "--from-host", DOCKER_HOST="unix:///nowhere/docker.sock")
     assert (got, out) == (1, "")
-    assert err.startswith("Error: no Docker engine answers (")
+    assert err.startswith("Error: no container engine answers at unix:///nowhere/docker.sock: ")
     assert len(err.splitlines()) == 1
 
 
@@ -361,14 +362,16 @@ def test_processes_that_make_it_at_once_get_the_same(engine: docker.DockerClient
 
 
 def test_a_process_killed_in_the_middle_leaves_no_half_volume_in_use(engine: docker.DockerClient, load: Load) -> None:
-    """After a kill -9 while the volume was being filled, the next process makes another one, and the abandoned one is
-    found as unused once its container is gone."""
+    """After a kill -9 while the volume was being filled, the next process makes another one. The container that filled
+    the first is known as a dead owner's, and without it that volume is unused."""
     tag = load()
     before = "import os\nvolumes._point_to = lambda *args: os.kill(os.getpid(), 9)"
     killed = subprocess.run([sys.executable, "-c", _MAKE.format(before=before), tag], timeout=100, check=False)
     assert killed.returncode == -9
     (abandoned,) = volumes_of(engine, tag)
     assert abandoned not in volumes.unused_volumes(engine)
+    labels = engine.api.inspect_container(f"{abandoned}-fill")["Config"]["Labels"]
+    assert owners.is_dead(labels)
     volume = volumes.bundle_volume(engine, tag)
     assert volume != abandoned
     engine.api.remove_container(f"{abandoned}-fill", force=True)

@@ -115,6 +115,8 @@ class BaseImage:
 
     @contextlib.contextmanager
     def _container(self) -> Iterator[str]:
+        from ..providers.owners import owner
+
         name = f"agentix-build-{secrets.token_hex(6)}"
         environment = {key: os.environ[key] for key in _PASSED_ON if key in os.environ}
         try:
@@ -131,7 +133,7 @@ class BaseImage:
                     "PYTHONDONTWRITEBYTECODE": "1",
                     "HOME": _HOME,
                 },
-                labels={"agentix.bundle.build": name},
+                labels={"agentix.bundle.build": name, **owner()},
             )
             yield name
         finally:
@@ -200,6 +202,7 @@ class BaseImage:
                 if state["Status"] not in ("running", "created"):
                     return int(state["ExitCode"]), last
                 since = int(time.time())
+                time.sleep(0.1)
         finally:
             timer.cancel()
 

@@ -19,7 +19,6 @@ from .collect import all_files
 _BROUGHT = ("attrs", "cattrs", "cloudpickle", "exceptiongroup", "tenacity", "typing-extensions")
 """So that by-value functions arrive, and `from agentix_runner import ...` works in the project's modules."""
 _OWN = Path(__file__).resolve().parent.parent
-_HOST_ONLY = ("cli", "report")
 _METADATA = f"Metadata-Version: 2.1\nName: agentix-runner\nVersion: {__version__}\n"
 _INFO = f"agentix_runner-{__version__}.dist-info"
 
@@ -68,11 +67,11 @@ def write_stand_in(folder: Path) -> Path:
 
 
 def _own_files() -> list[tuple[str, str]]:
-    """(file, path in the package) of agentix_runner, without what only a host has a use for."""
+    """(file, path in the package) of agentix_runner. All of it: a project's modules import the host's side too."""
     found = []
     for path in all_files(str(_OWN)):
         relative = os.path.relpath(path, _OWN)
-        if not path.endswith(".pyc") and relative.split(os.sep)[0] not in _HOST_ONLY and "__pycache__" not in path:
+        if not path.endswith(".pyc") and "__pycache__" not in relative:
             found.append((path, relative))
     return found
 

@@ -13,9 +13,7 @@ from __future__ import annotations
 
 import contextlib
 import logging
-import os
 import secrets
-import socket
 import time
 from typing import TYPE_CHECKING, Any
 
@@ -29,7 +27,8 @@ if TYPE_CHECKING:
 _log = logging.getLogger("agentix_runner.bundle")
 
 FILL_LABEL = "agentix.bundle.fill"
-"""On the container that fills a volume: the volume's name."""
+"""On the container that fills a volume: the volume's name. It has an owner's labels too, so that it is swept like
+the containers of sandboxes when its owner has died."""
 _CONTENTS_LABEL = "agentix.bundle.contents"
 _PREFIX = "agentix-bundle-"
 _FILL_LIMIT_S = 900.0
@@ -175,11 +174,13 @@ def _fill(client: docker.DockerClient, image: Image, title: str, volume: str) ->
     from docker.types import Mount
     from requests import ReadTimeout
 
+    from ..providers.owners import owner
+
     name = f"{volume}-fill"
     config = client.api.create_host_config(
         mounts=[Mount(ROOT, volume, type="volume")], network_mode="none", read_only=True, cap_drop=["ALL"]
     )
-    labels = {FILL_LABEL: volume, **_owner()}
+    labels = {FILL_LABEL: volume, **owner()}
     try:
         try:
             # The engine copies the image's /agentix into the empty volume: now (docker), or at the start (podman).
@@ -242,11 +243,6 @@ def _wait_until_ended(client: docker.DockerClient, name: str) -> int:
             raise BundleError(f"the container {name} has not ended in {_FILL_LIMIT_S:.0f} s: is the engine busy?")
         time.sleep(pause)
         pause = min(pause * 1.5, 0.5)
-
-
-def _owner() -> dict[str, str]:
-    """Who fills, for whoever finds the container later."""
-    return {"agentix.bundle.host": socket.gethostname(), "agentix.bundle.pid": str(os.getpid())}
 
 
 def _pointer_name(digest: str) -> str:

@@ -36,7 +36,10 @@ Exit codes:
   1    it could not be made
   2    an argument is not possible; nothing was started
 """
-_ENGINE_TIMEOUT_S = 300
+# How long (seconds) the engine may take to answer at all, and with one thing that it does: it says nothing while it
+# takes in an image of many gigabytes.
+_ANSWER_S = 30
+_WORK_S = 3600
 
 
 def _option(*names: str, **settings: Any) -> Callable[[Callable[..., None]], Callable[..., None]]:
@@ -164,24 +167,13 @@ def _addition(text: str) -> tuple[Path, str]:
 
 @contextlib.contextmanager
 def _engine() -> Iterator[docker.DockerClient]:
-    import docker
-    from docker.errors import DockerException
+    from ..providers.engine import Engine, connect
 
     try:
-        client = docker.from_env(timeout=_ENGINE_TIMEOUT_S)
-    except DockerException as error:
-        raise _no_engine(error) from error
-    try:
-        try:
+        with contextlib.closing(connect(_ANSWER_S)) as client:
             client.ping()
-        except Exception as error:  # requests and urllib3 have many, and each means the same here
-            raise _no_engine(error) from error
+        client = connect(_WORK_S)
+    except Exception as error:  # requests and urllib3 have many, and each means the same here
+        raise BundleError(str(Engine(lambda: None, "").explained(error, "be reached"))) from error
+    with contextlib.closing(client):
         yield client
-    finally:
-        client.close()
-
-
-def _no_engine(error: Exception) -> BundleError:
-    if "Permission denied" in str(error):
-        return BundleError("no permission to talk to the Docker engine: join its group (docker), or use sudo")
-    return BundleError(f"no Docker engine answers ({clean(error, 300)}): start one, or set DOCKER_HOST")
