@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import fcntl
 import os
 import select
+import sys
+import termios
 import threading
+import time
 
 from . import frames
 from .outbox import Closed
@@ -15,6 +19,7 @@ if TYPE_CHECKING:
 
 # What a pipe holds on Linux; more than that can't be waiting.
 _PIPE = 64 * 1024
+_GATHER_S = 0.002
 
 
 class Printed:
@@ -38,10 +43,18 @@ class Printed:
         try:
             while True:
                 poll.poll()
+                if self._waiting() < _PIPE // 2:
+                    # Few and large frames; and what was printed just before a crash is still in the pipe, where the
+                    # guard finds it.
+                    time.sleep(_GATHER_S)
                 if not self.drain():
                     return
         except (Closed, OSError):
             pass
+
+    def _waiting(self) -> int:
+        """Bytes in the pipe."""
+        return int.from_bytes(fcntl.ioctl(self._pipe, termios.FIONREAD, bytes(4)), sys.byteorder)
 
     def drain(self) -> bool:
         """Send what has been printed so far. False at the end of the pipe: nobody can print any more."""
