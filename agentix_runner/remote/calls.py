@@ -60,7 +60,7 @@ def make_call(
     reference = _reference(function, reach)
     what = f"the arguments of {name_of(function)}"
     arguments = _dump((args, kwargs), what, reach)
-    target = bytes(_dump(function, name_of(function), reach)) if reference is None else reference.encode()
+    target = _dump(function, name_of(function), reach) if reference is None else reference.encode()
     return [bytes([reference is not None]) + len(target).to_bytes(4, "big") + target, arguments]
 
 
@@ -93,7 +93,7 @@ class _Pickler(pickle.Pickler):
         return NotImplemented
 
 
-def _dump(value: Any, what: str, reach: Reach) -> bytes | memoryview:
+def _dump(value: Any, what: str, reach: Reach) -> bytes:
     file = io.BytesIO()
     try:
         _Pickler(file, reach).dump(value)
@@ -101,7 +101,7 @@ def _dump(value: Any, what: str, reach: Reach) -> bytes | memoryview:
         return _dump_by_value(value, what, str(error), reach)
     except Exception as error:
         raise CallError(f"{what} can't be sent: {type(error).__name__}: {error}") from error
-    return file.getbuffer()
+    return file.getvalue()
 
 
 def _dump_by_value(value: Any, what: str, culprit: str, reach: Reach) -> bytes:
