@@ -134,7 +134,7 @@ def _details(path: Path, rollout: Rollout) -> dict[str, Any]:
         "log_size": log_size,
         "files": files,
     }
-    return {key: value for key, value in found.items() if value not in (None, "", [], False)}
+    return {key: value for key, value in found.items() if value or type(value) is int}
 
 
 def read_log_end(path: Path, name: str) -> tuple[str, int]:

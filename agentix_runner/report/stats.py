@@ -30,16 +30,16 @@ def wilson(rate: float, n: float, z: float = Z95) -> tuple[float, float]:
 def mean_interval(values: Sequence[float], trials: int) -> tuple[float, float, float]:
     """The mean of `values`, each between 0 and 1 and of one instance, and its interval: (mean, low, high).
 
-    Wilson's interval with the effective number of trials, mean (1 - mean) / variance between the instances: attempts
-    at one instance are alike and count for less than as many instances. It is held between the number of instances
-    and `trials`, the number of all attempts.
+    Wilson's interval with the effective number of trials: n mean (1 - mean) / variance, n instances with that variance
+    between them. Attempts at one instance are alike, and count for less than as many instances. It is held between
+    the number of instances and `trials`, the number of all attempts.
     """
     if not values:
         return 0.0, 0.0, 1.0
     n = len(values)
     mean = math.fsum(values) / n
     variance = math.fsum((value - mean) ** 2 for value in values) / (n - 1) if n > 1 else 0.0
-    effective = mean * (1 - mean) / variance if variance > 0 else math.inf if 0 < mean < 1 else n
+    effective = n * mean * (1 - mean) / variance if variance > 0 else math.inf if 0 < mean < 1 else n
     low, high = wilson(mean, min(max(effective, n), max(trials, n)))
     return mean, low, high
 

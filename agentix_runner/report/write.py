@@ -35,16 +35,26 @@ class Written:
 
 
 def write_report(
-    run_dirs: Sequence[Path], out: Path, *, live_s: float | None = None, packed: Packed | None = None
+    run_dirs: Sequence[str | os.PathLike[str]],
+    out: str | os.PathLike[str],
+    *,
+    live_s: float | None = None,
+    packed: Packed | None = None,
 ) -> Written:
-    """Write the page of these run directories to `out`: the whole page or none.
+    """Write the page of these run directories to the file `out`: the whole page or none.
+
+    With `live_s` the open page loads itself again every so many seconds. `packed` saves work where the same page is
+    written several times.
 
     Raises:
         RunDirError: one of them is no run directory, or damaged.
-        BadArgument: `out` can't be written, or it is a file that is no report.
+        BadArgument: no run directory is given, `out` can't be written, or it is a file that is no report.
     """
+    paths, out = list(map(Path, run_dirs)), Path(out)
+    if not paths:
+        raise BadArgument("no run directory is given: give one or more")
     views, room = [], MAX_DETAILS
-    for path, name in zip(run_dirs, names_of(run_dirs), strict=True):
+    for path, name in zip(paths, names_of(paths), strict=True):
         views.append(read_run(path, name=name, packed=packed, room=room))
         room -= sum(map(len, views[-1].details))
     written = Written(sum(len(view.details) for view in views), 0)

@@ -101,7 +101,7 @@ function timeline(all, open) {
       out.append(mark);
     }
     out.append(label(left + (width - left - right) / 2, bottom + 34, parts.length > 1 ? `time since the start, without pauses (${unitName})` : `time since the start (${unitName})`, "middle", "axis"),
-      yTitle(top + area / 2, "running"), line(left, bottom, width - right, bottom, "base"),
+      yTitle(top + area / 2, "rollouts running"), line(left, bottom, width - right, bottom, "base"),
       line(left, top + area, width - right, top + area, "base"));
     if (lane * count > 40) out.append(yTitle(laneTop + lane * count / 2, lane * count > 120 ? "lanes (one each)" : "lanes"));
 
