@@ -14,7 +14,7 @@ from typing import Any, Protocol
 
 from attrs import field, frozen
 
-from .bridge import Method, NeedsLoop, Session, drive, is_async_sandbox, uncancel
+from .bridge import Method, NeedsLoop, Session, drive, is_async_provider, is_async_sandbox, uncancel
 from .deadline import Abandoned, Job, Slot
 from .errors import BadOutcome, PhaseTimeout, Stopped
 from .outcome import fail, take_agent_result, take_score, take_setup
@@ -46,6 +46,11 @@ class Spec:
         object.__setattr__(self, "setup", Method("setup", self.dataset.setup))
         object.__setattr__(self, "solve", Method("solve", self.agent.solve))
         object.__setattr__(self, "grade", Method("score", self.dataset.score))
+
+    @property
+    def needs_loop(self) -> bool:
+        """Whether anything is known to be async before a session is asked for."""
+        return is_async_provider(self.provider) or self.setup.is_async or self.solve.is_async or self.grade.is_async
 
 
 class Shared(Protocol):

@@ -16,7 +16,6 @@ from typing import TYPE_CHECKING, Any
 
 from . import checks
 from .batch import Batch
-from .bridge import is_async, is_async_provider
 from .executors import place_for
 from .notebook import Rollouts
 from .records import RetryPolicy, Rollout, Timeouts
@@ -160,7 +159,6 @@ def _prepare(
         on_result=on_result, on_event=on_event,
     )  # fmt: skip
     jobs = checks.jobs(dataset.instances() if instances is None else instances, n_attempts)
-    needs_loop = is_async_provider(provider) or any(map(is_async, (dataset.setup, dataset.score, agent.solve)))
     spec = Spec(
         dataset=dataset,
         agent=agent,
@@ -172,12 +170,10 @@ def _prepare(
         timeouts=timeouts or Timeouts(),
         retry=retry or RetryPolicy(),
     )
-    place = place_for(
-        executor, spec, n_concurrent=n_concurrent, needs_loop=needs_loop, keeps=run_dir is not None, jobs=jobs
-    )
+    place = place_for(executor, spec, n_concurrent=n_concurrent, keeps=run_dir is not None, jobs=jobs)
     if place.is_here:
         checks.file_descriptors(
-            n_loops=min(n_concurrent, len(jobs)) if needs_loop else 0,
+            n_loops=min(n_concurrent, len(jobs)) if spec.needs_loop else 0,
             n_sessions=min(n_concurrent, len(jobs)),
             per_session=getattr(provider, "fds_per_session", 0),
         )

@@ -8,6 +8,7 @@ import math
 import signal
 from collections.abc import Iterator, Mapping
 from concurrent.futures import Executor
+from importlib import import_module
 from typing import Any
 
 from ..errors import BadArgument, describe
@@ -25,14 +26,19 @@ def dask_executor(where: str, *, resources: Mapping[str, float], n_concurrent: i
     """
     workers = _workers(where)
     try:
-        from distributed import Client, LocalCluster
+        distributed: Any = import_module("distributed")
     except ImportError:
         raise BadArgument('--dask needs Dask: pip install "agentix-runner[dask]"') from None
+    if not workers:
+        try:
+            distributed.comm.get_address_host_port(where)
+        except ValueError as exc:
+            raise BadArgument(f"--dask {where} is no address ({exc}): give tcp://host:8786, say, or local:N") from exc
     with contextlib.ExitStack() as stack:
         stack.enter_context(_warnings_only())
         cluster: Any = where
         if workers:
-            cluster = LocalCluster(
+            cluster = distributed.LocalCluster(
                 n_workers=workers,
                 threads_per_worker=math.ceil(n_concurrent / workers),
                 resources=dict(resources) or None,
@@ -41,8 +47,8 @@ def dask_executor(where: str, *, resources: Mapping[str, float], n_concurrent: i
             )
             stack.callback(cluster.close, timeout=CONNECT_S)
         try:
-            client = Client(cluster, timeout=CONNECT_S, set_as_default=False)
-        except (OSError, ValueError) as exc:
+            client = distributed.Client(cluster, timeout=CONNECT_S, set_as_default=False)
+        except OSError as exc:
             raise BadArgument(
                 f"--dask {where}: no scheduler answers there ({describe(exc, 300)}): give the address that "
                 "`dask scheduler` tells, or local:N"

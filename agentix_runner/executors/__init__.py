@@ -56,7 +56,7 @@ class Run(Protocol):
 
 
 def place_for(
-    executor: Executor | None, spec: Spec, *, n_concurrent: int, needs_loop: bool, keeps: bool, jobs: Sequence[Planned]
+    executor: Executor | None, spec: Spec, *, n_concurrent: int, keeps: bool, jobs: Sequence[Planned]
 ) -> Place:
     """The place that runs rollouts on `executor`; on threads of its own without one.
 
@@ -67,7 +67,7 @@ def place_for(
     if executor is None or (isinstance(executor, ThreadPoolExecutor) and not isinstance(executor, _INTERPRETERS)):
         from .here import Threads
 
-        return Threads(executor, spec, n_concurrent=n_concurrent, needs_loop=needs_loop)
+        return Threads(executor, spec, n_concurrent=n_concurrent)
     if not isinstance(executor, Executor):
         hint = ": give client.get_executor(pure=False)" if _is_dask(executor) else ""
         raise BadArgument(f"executor is {executor!r:.200}, which is no concurrent.futures.Executor{hint}")

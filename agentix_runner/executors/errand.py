@@ -124,7 +124,7 @@ class Workplace:
         self._lines = collecting(host, wanted)
         fields["run_id"] = run_id
         self.spec = Spec(**fields)
-        self.needs_loop = False
+        self.needs_loop = self.spec.needs_loop
         self._clock = Clock(self.spec.timeouts)
         self._lock = threading.Lock()
         self._running: dict[str, tuple[threading.Event, Job]] = {}

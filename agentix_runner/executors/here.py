@@ -28,8 +28,8 @@ class Threads:
 
     is_here = True
 
-    def __init__(self, pool: ThreadPoolExecutor | None, spec: Spec, *, n_concurrent: int, needs_loop: bool) -> None:
-        self.needs_loop = needs_loop
+    def __init__(self, pool: ThreadPoolExecutor | None, spec: Spec, *, n_concurrent: int) -> None:
+        self.needs_loop = spec.needs_loop
         # A pool of its own has the threads that the run may use, and queues the rest. In another's the run holds back.
         self.limit = float("inf") if pool is None else n_concurrent
         self._n_concurrent = n_concurrent
