@@ -104,7 +104,6 @@ class Container:
                     platform=config.platform,
                     user=provider.user,
                     working_dir=provider.workdir,
-                    runtime=provider.runtime,
                 )
             except NotFound as error:
                 self._unsure = False
@@ -135,6 +134,7 @@ class Container:
             "security_opt": ["no-new-privileges"],
             "pids_limit": provider.pids_limit,
             "read_only": provider.read_only,
+            "runtime": provider.runtime,
             "binds": [mount for mount in provider.mounts if isinstance(mount, str)],
         }
         if memory is not None:
