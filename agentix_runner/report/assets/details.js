@@ -25,7 +25,7 @@ async function openDetails(run, rollout, list) {
   const box = byId("details"), turn = ++details.turn;
   Object.assign(details, { run, rollout, list });
   remember({ open: rollout.row });
-  const at = list.indexOf(rollout);
+  const at = list.indexOf(rollout), focused = box.contains(document.activeElement) && document.activeElement.ariaLabel;
   const step = (by, words, sign) => el("button", { type: "button", class: "icon", "aria-label": words, title: words,
     disabled: at < 0 || !list[at + by], onclick: () => openDetails(run, list[at + by], list) }, sign);
   const body = el("div", { class: "body" }, el("p", { class: "note" }, "Unpacking…"));
@@ -34,9 +34,12 @@ async function openDetails(run, rollout, list) {
     el("header", {}, el("div", {}, pill(rollout.status), el("span", { class: "note" }, `${data.runs[run].name}${attempt}`)),
       el("div", { class: "buttons" }, step(-1, "Previous rollout", "↑"), step(1, "Next rollout", "↓"),
         el("button", { type: "button", class: "icon", "aria-label": "Close", title: "Close", onclick: () => box.close() }, "✕")),
-      el("h2", { id: "details-title", tabindex: -1, autofocus: true }, visible(rollout.id))),
+      el("h2", { id: "details-title", tabindex: -1 }, visible(rollout.id))),
     body);
   if (!box.open) box.showModal();
+  // The focus stays on the button that was pressed, else it goes to the title: keys work on from there.
+  const again = focused && box.querySelector(`button[aria-label="${focused}"]:enabled`);
+  (again || byId("details-title")).focus();
   const found = await unpack(run, rollout.row);
   if (turn !== details.turn) return;
   body.replaceChildren(...(typeof found === "string" ? [times(rollout), failed(rollout, {}), el("p", { class: "note" }, found)] : [
