@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from agentix_runner._version import __version__
@@ -196,11 +196,15 @@ def test_other_files_are_no_elf_files(tmp_path: Path) -> None:
     assert [elf.is_elf(str(tmp_path / name)) for name in names] == [False] * 4
 
 
-@given(st.binary(max_size=200))
-def test_a_broken_elf_file_is_a_value_error(tmp_path_factory: pytest.TempPathFactory, data: bytes) -> None:
+@given(st.sampled_from([1, 2, 3]), st.sampled_from([1, 2, 3]), st.binary(max_size=200), st.integers(0, 60))
+@example(2, 1, b"\xff" * 60, 60)
+@example(1, 2, b"\0" * 46 + b"\0\1" * 2 + b"\0" * 10, 60)
+def test_a_broken_elf_file_is_a_value_error(
+    tmp_path_factory: pytest.TempPathFactory, size: int, order: int, data: bytes, zeros: int
+) -> None:
     """Whatever follows an ELF file's first bytes, reading it gives an answer or a ValueError."""
     path = tmp_path_factory.getbasetemp() / "broken.elf"
-    path.write_bytes(b"\x7fELF" + data)
+    path.write_bytes(b"\x7fELF" + bytes([size, order]) + data + b"\0" * zeros)
     try:
         answer = elf.loader_of(str(path))
     except ValueError as error:

@@ -175,11 +175,37 @@ def test_the_default_bundle_is_made_once(engine: docker.DockerClient) -> None:
     """Asked again, the default bundle is the image that is there, labelled with what it holds."""
     bundle = default_bundle(engine)
     before = engine.images.get(bundle).id
-    assert default_bundle(engine) == bundle
+    lines: list[str] = []
+    assert default_bundle(engine, lines.append) == bundle
+    assert lines == []
     image = engine.images.get(bundle)
     assert image.id == before
     assert image.labels[PYTHON_LABEL] == HOST_VERSION
     assert image.labels[VERSION_LABEL] == "0.1.0"
+
+
+_DEFAULT = """
+import sys, docker
+from agentix_runner.bundle import default
+default.seed_key = lambda: sys.argv[1]
+client = docker.from_env()
+tag = default.default_bundle(client, lambda line: print(line) if line.startswith("making") else None)
+print(tag)
+client.close()
+"""
+
+
+def test_processes_that_need_the_default_bundle_at_once_make_it_once(engine: docker.DockerClient, bundle: str) -> None:
+    """Of two processes that need a default bundle that is not there, one makes it and both use it."""
+    command = [sys.executable, "-c", _DEFAULT, secrets.token_hex(8)]
+    started = [subprocess.Popen(command, stdout=subprocess.PIPE, text=True) for _ in range(2)]
+    said = sorted((process.communicate(timeout=100)[0].splitlines() for process in started), key=len)
+    try:
+        assert [len(lines) for lines in said] == [1, 2]
+        assert said[1] == ["making the default bundle from this interpreter", *said[0]]
+        assert said[0] != [bundle]
+    finally:
+        engine.images.remove(said[0][0])
 
 
 # Building

@@ -13,6 +13,7 @@ import subprocess
 
 _MAGIC = b"\x7fELF"
 _PT_DYNAMIC, _PT_INTERP = 2, 3
+_MAX_TABLE = 1 << 20
 _LIST_LIMIT_S = 60
 
 
@@ -35,9 +36,12 @@ def loader_of(path: str) -> str | None:
     """
     for kind, offset, size in _segments(path):
         if kind == _PT_INTERP:
-            with open(path, "rb") as file:
-                file.seek(offset)
-                return os.fsdecode(file.read(min(size, 4096)).rstrip(b"\0"))
+            try:
+                with open(path, "rb") as file:
+                    file.seek(offset)
+                    return os.fsdecode(file.read(min(size, 4096)).rstrip(b"\0"))
+            except (OSError, OverflowError, ValueError) as error:
+                raise ValueError(f"{path} is no valid ELF file: {error}") from error
     return None
 
 
@@ -80,8 +84,8 @@ def _segments(path: str) -> list[tuple[int, int, int]]:
     try:
         with open(path, "rb") as file:
             head = file.read(64)
-            if head[:4] != _MAGIC or len(head) < 52 or head[4] not in (1, 2) or head[5] not in (1, 2):
-                raise ValueError(f"{path} is no ELF file")
+            if head[:4] != _MAGIC or head[4:5] not in (b"\1", b"\2") or head[5:6] not in (b"\1", b"\2"):
+                raise ValueError("its beginning is of another kind of file")
             order = "<" if head[5] == 1 else ">"
             if head[4] == 2:
                 table = struct.unpack_from(order + "Q", head, 32)[0]
@@ -92,8 +96,10 @@ def _segments(path: str) -> list[tuple[int, int, int]]:
                 size, count = struct.unpack_from(order + "HH", head, 42)
                 layout, picks = order + "IIIII", (0, 1, 4)
             file.seek(table)
+            if size * count > _MAX_TABLE:
+                raise ValueError(f"a table of {size * count} bytes")
             data = file.read(size * count)
             entries = (struct.unpack_from(layout, data, size * index) for index in range(count))
             return [(entry[picks[0]], entry[picks[1]], entry[picks[2]]) for entry in entries]
-    except (struct.error, OSError) as error:
+    except (struct.error, OSError, OverflowError, ValueError) as error:
         raise ValueError(f"{path} is no valid ELF file: {error}") from error
