@@ -74,7 +74,13 @@ def _find(run_dir: Path, wanted: str, attempt: int | None) -> list[Rollout]:
     found = exact or next(iter(begins.values()), [])
     if not found:
         close = difflib.get_close_matches(wanted, ids, n=3, cutoff=0.5)
-        hint = f"close ones: {_some(close)}" if close else f"there are {_some(list(ids))}" if ids else "it is empty yet"
+        hint = (
+            f"close ones: {_some(close)}"
+            if close
+            else f"there are {_some(list(ids))}"
+            if ids
+            else "nothing has finished yet"
+        )
         raise BadArgument(f"{clean(run_dir)} has no rollout of {clean(wanted, 80)!r}: {hint}")
     found.sort(key=lambda r: r.attempt)
     if attempt is None:
