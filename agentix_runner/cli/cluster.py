@@ -42,7 +42,7 @@ def dask_executor(where: str, *, resources: Mapping[str, float], n_concurrent: i
                 n_workers=workers,
                 threads_per_worker=math.ceil(n_concurrent / workers),
                 resources=dict(resources) or None,
-                dashboard_address=None,
+                dashboard_address="127.0.0.1:0",  # a free port; None would be the usual one
                 silence_logs=logging.ERROR,
             )
             stack.callback(cluster.close, timeout=CONNECT_S)

@@ -54,13 +54,14 @@ class Dask(Elsewhere):
         super().__init__(executor, spec, n_concurrent=n_concurrent, keeps=keeps, jobs=jobs)
         self._dask = cast(Any, executor)
         self._client: Client = self._dask._client
-        self._name = f"agentix-{secrets.token_hex(6)}"
+        self._name = f"agentix-{secrets.token_hex(6)}-{self._client.id}"
         self._prepared = False
         self._parcel = pack(spec, keeps=keeps)
         check_offers(self._client, self._dask._kwargs)
 
     def prepare(self) -> None:
         self._prepared = True
+        self._sweep()
         try:
             self._install(self._parcel)
         except ModuleNotFoundError:
@@ -80,6 +81,19 @@ class Dask(Elsewhere):
             raise _cant_load(exc) from exc
         except Exception as exc:
             raise _cant_load(exc) from exc
+
+    def _sweep(self) -> None:
+        """Remove what runs have left there that were killed."""
+        try:
+            for name in self._client.run_on_scheduler(_left_behind):
+                self._forget(name)
+        except Exception as exc:  # a scheduler without agentix-runner
+            logger.debug("what earlier runs have left on the Dask cluster stays: %s", describe(exc))
+
+    def _forget(self, name: str) -> None:
+        client: Any = self._client
+        client.unregister_worker_plugin(name)
+        client.set_metadata([name], None)
 
     def send(self, name: str, item: Item) -> Future[Outcome]:
         key = f"{self._name}-{name}"
@@ -112,9 +126,7 @@ class Dask(Elsewhere):
 
     def clean_up(self) -> None:
         if self._prepared and self._client.status == "running":
-            client: Any = self._client
-            client.unregister_worker_plugin(self._name)
-            client.set_metadata([self._name], None)
+            self._forget(self._name)
 
 
 def check_offers(client: Client, wanted: dict[str, Any]) -> None:
@@ -148,6 +160,12 @@ def _cant_load(exc: Exception) -> BadArgument:
         f"a Dask worker can't load the adapters ({describe(exc, 500)}): "
         "install there what they need, the same agentix-runner too"
     )
+
+
+def _left_behind(dask_scheduler: Any) -> list[str]:
+    """On the scheduler: the names of runs whose client is gone."""
+    runs = [name for name in dask_scheduler.worker_plugins if name.startswith("agentix-")]
+    return [name for name in runs if name.split("-", 2)[2] not in dask_scheduler.clients]
 
 
 # ---------------------------------------------------------------- on the workers

@@ -1,0 +1,473 @@
+"""Rollouts on a Dask cluster: workers that die, stops that reach them, and what a cluster lacks."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import signal
+import subprocess
+import sys
+import textwrap
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+
+from agentix_runner import AgentResult, LocalProvider, RetryPolicy, Rollout, run_rollouts
+from agentix_runner.errors import BadArgument
+from agentix_runner.remote.tools import bash
+from tests.conftest import eventually
+from tests.fakes import PlainDataset
+from tests.test_executors import Boxes, Locked, Plain, Scripted, instances
+
+distributed = pytest.importorskip("distributed")
+
+ROOT = Path(__file__).parents[1]
+
+
+@contextlib.contextmanager
+def new_cluster(n_workers: int = 2, threads: int = 2, **kwargs: Any) -> Iterator[Any]:
+    """A client of a cluster of worker processes."""
+    with distributed.LocalCluster(
+        n_workers=n_workers, threads_per_worker=threads, dashboard_address="127.0.0.1:0", silence_logs=50, **kwargs
+    ) as cluster:
+        with distributed.Client(cluster, set_as_default=False) as client:
+            yield client
+
+
+@pytest.fixture(scope="module")
+def client() -> Iterator[Any]:
+    with new_cluster(3) as client:
+        yield client
+
+
+def run(client: Any, n: int = 4, **kwargs: Any) -> list[Rollout]:
+    settings: dict[str, Any] = {"dataset": PlainDataset(), "agent": Scripted(), "provider": Boxes(), "n_concurrent": 6}
+    settings["instances"] = instances(*["solve"] * n)
+    executor = kwargs.pop("executor", None) or client.get_executor(pure=False)
+    return run_rollouts(**{**settings, **kwargs}, executor=executor)
+
+
+class Slow:
+    """An agent that takes a moment, in its sandbox."""
+
+    def __init__(self, seconds: float = 0.05) -> None:
+        self.seconds = seconds
+
+    def solve(self, sandbox: Any, instance: dict[str, Any], *, model: str | None) -> AgentResult:
+        said = sandbox.remote(bash, f"sleep {self.seconds}; echo done").stdout
+        return AgentResult(patch=said, info={"pid": os.getpid()})
+
+
+class Deadly(Scripted):
+    """Notes each try in `folder`, then does what the instance says."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+
+    def solve(self, sandbox: Any, instance: dict[str, Any], *, model: str | None) -> AgentResult:
+        with open(self.folder / instance["instance_id"], "a") as file:
+            file.write("try\n")
+        return super().solve(sandbox, instance, model=model)
+
+
+def journal(run_dir: Path) -> list[str]:
+    """The ids in the journal so far."""
+    return [line["instance_id"] for line in lines(run_dir)]
+
+
+def lines(run_dir: Path) -> list[dict[str, Any]]:
+    path = run_dir / "rollouts.jsonl"
+    return [json.loads(line) for line in path.read_bytes().split(b"\n")[:-1]] if path.exists() else []
+
+
+def sandboxes(root: Path) -> list[str]:
+    """What is left of the local sandboxes made in `root`: directories and processes."""
+    processes = []
+    for process in psutil.process_iter():
+        with contextlib.suppress(psutil.Error):
+            if any(str(root) in word for word in process.cmdline()):
+                processes.append(" ".join(process.cmdline()))
+    return [*os.listdir(root), *processes]
+
+
+def is_alive(process: psutil.Process) -> bool:
+    return process.is_running() and process.status() != psutil.STATUS_ZOMBIE
+
+
+def test_rollouts_run_on_the_workers_and_come_back_in_order(client: Any, tmp_path: Path) -> None:
+    """Order, attempts, events, files and prints are as without Dask; nothing stays on the cluster."""
+    events: list[Any] = []
+    rollouts = run(
+        client,
+        instances=instances("print", *["solve"] * 29),
+        n_attempts=2,
+        run_dir=tmp_path / "run",
+        on_event=lambda *event: events.append(event),
+    )
+    assert [(r.instance_id, r.attempt, r.status) for r in rollouts] == [
+        (f"i{k}", attempt, "resolved") for k in range(30) for attempt in range(2)
+    ]
+    workers = set(client.run(os.getpid).values())
+    assert {r.info["pid"] for r in rollouts} <= workers
+    assert len(events) == 60 * 3
+    assert (tmp_path / "run" / "i0" / "sandbox.log").read_bytes() == b"hello\n"
+    assert (tmp_path / "run" / "i0.1" / "notes.txt").read_text() == "kept"
+    assert sorted(journal(tmp_path / "run")) == sorted(f"i{k}" for k in range(30) for _ in range(2))
+    assert left_there(client) == []
+    eventually(lambda: client.run_on_scheduler(_tasks) == 0)
+
+
+def left_there(client: Any) -> list[str]:
+    """What runs have installed on the workers."""
+    return [name for names in client.run(_plugins).values() for name in names if name.startswith("agentix-")]
+
+
+def _plugins(dask_worker: Any) -> list[str]:
+    return list(dask_worker.plugins)
+
+
+def _tasks(dask_scheduler: Any) -> int:
+    return len(dask_scheduler.tasks)
+
+
+def test_equal_rollouts_are_not_merged(client: Any) -> None:
+    """Dask's default, to run equal calls once, does not matter."""
+    same = {"instance_id": "same", "do": "solve"}
+    rollouts = run(client, instances=[same] * 8, executor=client.get_executor())
+    assert [r.attempt for r in rollouts] == list(range(8))
+    assert len({r.started_at for r in rollouts}) == 8
+
+
+@pytest.mark.slow
+def test_a_worker_that_is_killed_costs_no_rollout(client: Any, tmp_path: Path) -> None:
+    """Two hundred rollouts on three workers, one of them killed with -9 on the way: all there, in order, each written
+    once, no sandbox left."""
+    (tmp_path / "boxes").mkdir()
+    done: list[Rollout] = []
+    killed: list[int] = []
+
+    def kill_one(rollout: Rollout) -> None:
+        done.append(rollout)
+        if len(done) == 60:
+            killed.append(rollout.info["pid"])
+            os.kill(killed[0], signal.SIGKILL)
+
+    rollouts = run(
+        client,
+        200,
+        dataset=Plain(),
+        agent=Slow(),
+        provider=LocalProvider(root=tmp_path / "boxes"),
+        score=False,
+        run_dir=tmp_path / "run",
+        on_result=kill_one,
+    )
+    assert [r.instance_id for r in rollouts] == [f"i{k}" for k in range(200)]
+    assert {(r.error, r.patch) for r in rollouts} == {(None, "done\n")}
+    assert killed
+    assert killed[0] not in client.run(os.getpid).values()
+    assert sorted(journal(tmp_path / "run")) == sorted(f"i{k}" for k in range(200))
+    eventually(lambda: sandboxes(tmp_path / "boxes") == [])
+
+
+@pytest.mark.parametrize(("attempts", "tries"), [(1, 1), (2, 2), (9, 4)])
+def test_a_rollout_that_kills_its_workers_is_tried_so_often(
+    client: Any, tmp_path: Path, attempts: int, tries: int
+) -> None:
+    """At most `retry.attempts` times, or as often as Dask does (4 by default); then it is an error of its own."""
+    rollouts = run(
+        client,
+        agent=Deadly(tmp_path),
+        instances=instances("die", *["solve"] * 6),
+        retry=RetryPolicy(attempts=attempts),
+        n_concurrent=1,
+    )
+    assert (tmp_path / "i0").read_text() == "try\n" * tries
+    assert rollouts[0].error is not None
+    assert rollouts[0].error == f"WorkerDied: the workers that ran it died, {tries} in a row: see their logs"
+    assert [r.status for r in rollouts[1:]] == ["resolved"] * 6
+    client.wait_for_workers(3, timeout=30)
+
+
+def test_a_stop_reaches_what_is_running_on_workers(client: Any, tmp_path: Path) -> None:
+    """Their sandboxes are closed when the run has returned; what waited for a worker did not run; the rest is kept."""
+    stop = threading.Event()
+
+    def stop_once_all_wait() -> None:
+        eventually(lambda: len(list(tmp_path.glob("*.agent"))) == 6)
+        stop.set()
+
+    thread = threading.Thread(target=stop_once_all_wait)
+    thread.start()
+    rollouts = run(
+        client, instances=instances("solve", *["wait"] * 20), provider=Boxes(tmp_path), n_concurrent=12, stop=stop
+    )
+    thread.join()
+    assert [r.ran for r in rollouts] == [True] + [False] * 20
+    assert {r.error for r in rollouts[1:]} == {"not run: the run was stopped"}
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_stop_does_not_wait_for_workers_that_never_come(client: Any) -> None:
+    """Rollouts that nobody can run are taken back."""
+    stop = threading.Event()
+    busy = [client.submit(time.sleep, 8, pure=False) for _ in range(6)]
+    timer = threading.Timer(0.3, stop.set)
+    timer.start()
+    rollouts = run(client, 4, stop=stop)
+    timer.join()
+    assert [r.ran for r in rollouts] == [False] * 4
+    assert not any(future.done() for future in busy)
+    client.cancel(busy)
+    eventually(lambda: not any(client.processing().values()), 20)
+
+
+HOST = """
+    import sys
+    import distributed
+    from pathlib import Path
+    from tests.test_dask import Boxes, instances, run
+
+    if __name__ == "__main__":
+        client = distributed.Client(sys.argv[1])
+        run(client, instances=instances("wait", "wait"), provider=Boxes(Path(sys.argv[2])))
+"""
+
+
+def test_rollouts_end_when_the_process_that_wants_them_is_killed(client: Any, tmp_path: Path) -> None:
+    """Dask takes their tasks back, and their sandboxes are closed; the next run removes the rest."""
+    script = tmp_path / "script.py"
+    script.write_text(textwrap.dedent(HOST))
+    (tmp_path / "open").mkdir()
+    host = subprocess.Popen(
+        [sys.executable, script, client.scheduler.address, tmp_path / "open"],
+        env={**os.environ, "PYTHONPATH": str(ROOT)},
+    )
+    try:
+        eventually(lambda: len(os.listdir(tmp_path / "open")) == 2, 60)
+    finally:
+        host.kill()
+        host.wait()
+    eventually(lambda: os.listdir(tmp_path / "open") == [], 30)
+    assert left_there(client)
+    assert [r.status for r in run(client)] == ["resolved"] * 4
+    assert left_there(client) == []
+
+
+def test_the_users_own_modules_go_along(client: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """An agent of a module that only this process can import runs on the workers."""
+    (tmp_path / "only_here.py").write_text(
+        "from agentix_runner import AgentResult\n"
+        "class Mine:\n"
+        "    def solve(self, sandbox, instance, *, model):\n"
+        "        return AgentResult(patch=helper())\n"
+        "def helper():\n"
+        "    return 'mine'\n"
+    )
+    monkeypatch.syspath_prepend(tmp_path)
+    import only_here  # type: ignore[import-not-found]
+
+    assert {r.patch for r in run(client, agent=only_here.Mine())} == {"mine"}
+
+
+class Elsewhere(Scripted):
+    def __reduce__(self) -> Any:
+        return __import__, ("no_such_module",)
+
+
+def test_what_workers_lack_is_told_before_anything_runs(client: Any) -> None:
+    """One line with what could not be imported there, and the remedy."""
+    with pytest.raises(BadArgument) as caught:
+        run(client, agent=Elsewhere())
+    assert str(caught.value) == (
+        "a Dask worker can't load the adapters (ModuleNotFoundError: No module named 'no_such_module'): "
+        "install there what they need, the same agentix-runner too"
+    )
+    assert left_there(client) == []
+
+
+def test_what_cant_be_pickled_is_told_before_anything_runs(client: Any) -> None:
+    """As with other processes."""
+    with pytest.raises(BadArgument, match="agent Locked can't be sent to other processes"):
+        run(client, agent=Locked())
+
+
+@pytest.mark.parametrize(
+    ("wanted", "message"),
+    [
+        ({"resources": {"GPU": 1}}, r"no Dask worker offers 1 of resource 'GPU' \(none has any\): start workers with"),
+        ({"workers": ["tcp://10.0.0.1:1"]}, "none of the Dask workers tcp://10.0.0.1:1 is there"),
+    ],
+)
+def test_what_no_worker_offers_is_told_instead_of_waited_for(client: Any, wanted: dict[str, Any], message: str) -> None:
+    """Dask itself would wait without a word."""
+    with pytest.raises(BadArgument, match=message):
+        run(client, executor=client.get_executor(pure=False, **wanted))
+
+
+def test_resources_bound_how_many_run_at_once(tmp_path: Path) -> None:
+    """A worker with two of a resource runs two rollouts that take one each, on its four threads."""
+    with new_cluster(1, 4, resources={"GPU": 2}) as client:
+        executor = client.get_executor(pure=False, resources={"GPU": 1})
+        stop = threading.Event()
+        thread = threading.Thread(target=lambda: (_two_open(tmp_path), stop.set()))
+        thread.start()
+        run(client, instances=instances(*["wait"] * 4), provider=Boxes(tmp_path), executor=executor, stop=stop)
+        thread.join()
+        with pytest.raises(BadArgument, match=r"offers 3 of resource 'GPU' \(the most that one has is 2\)"):
+            run(client, executor=client.get_executor(pure=False, resources={"GPU": 3}))
+
+
+def _two_open(folder: Path) -> None:
+    eventually(lambda: len(os.listdir(folder)) == 2)
+    time.sleep(0.2)
+    assert len(os.listdir(folder)) == 2
+
+
+def test_a_run_waits_for_workers_to_come_and_goes_on_when_one_leaves(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """An empty cluster is told; a worker that leaves in good order gives its rollouts to another; a cluster that is
+    closed ends the run, and what has finished is kept."""
+    with new_cluster(0, 1) as client:
+        timer = threading.Timer(0.2, client.cluster.scale, [2])
+        timer.start()
+        done: list[Rollout] = []
+
+        def meddle(rollout: Rollout) -> None:
+            done.append(rollout)
+            if len(done) == 2:
+                client.cluster.scale(1)
+            if len(done) == 10:
+                client.cluster.close()
+
+        rollouts = run(
+            client,
+            12,
+            dataset=Plain(),
+            agent=Slow(0.2),
+            provider=LocalProvider(root=tmp_path),
+            score=False,
+            n_concurrent=2,
+            on_result=meddle,
+        )
+        timer.join()
+    assert "the Dask cluster has no workers yet" in caplog.text
+    assert [r.error for r in done] == [None] * len(done)
+    assert [r for r in rollouts if r.ran] == sorted(done, key=lambda r: int(r.instance_id[1:]))
+    assert 10 <= len(done) < 12
+    assert {r.error for r in rollouts if not r.ran} <= {
+        "not run: the connection to the Dask scheduler was lost, or the client was closed",
+        "not run: the executor takes no more work (RuntimeError: cannot schedule new futures after shutdown)",
+    }
+    eventually(lambda: sandboxes(tmp_path) == [])
+
+
+# ---------------------------------------------------------------- agentix-run --dask
+
+BENCH = """
+    import os
+    from agentix_runner import AgentResult
+    from agentix_runner.remote.tools import bash
+
+    class Tasks:
+        def instances(self):
+            return [{"id": f"t{i}"} for i in range(12)]
+
+        def image(self, instance):
+            return ""
+
+        def setup(self, sandbox, instance):
+            return True
+
+        def score(self, sandbox, instance, patch):
+            return {"resolved": True}
+
+    class Agent:
+        def solve(self, sandbox, instance, *, model):
+            sandbox.remote(bash, f"sleep {os.environ.get('NAP', '0')}")
+            return AgentResult(patch="p", info={"pid": os.getpid()})
+"""
+
+
+@contextlib.contextmanager
+def agentix_run(folder: Path, *args: str, **env: str) -> Iterator[subprocess.Popen[str]]:
+    """The command, in a process group of its own, which is gone afterwards."""
+    (folder / "bench.py").write_text(textwrap.dedent(BENCH))
+    (folder / "boxes").mkdir(exist_ok=True)
+    command = ["--dataset", "bench:Tasks", "--agent", "bench:Agent", "--provider-arg", f"root={folder / 'boxes'}"]
+    with subprocess.Popen(
+        [sys.executable, "-m", "agentix_runner.cli.run", *command, "--out", "run", *args],
+        cwd=folder,
+        env={**os.environ, "PYTHONPATH": str(ROOT), **env},
+        text=True,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        start_new_session=True,
+    ) as process:
+        try:
+            yield process
+        finally:
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(process.pid, signal.SIGKILL)
+
+
+@pytest.mark.slow
+def test_ctrl_c_ends_a_run_on_dask_and_running_it_again_finishes_the_rest(tmp_path: Path) -> None:
+    """The signal goes to the workers too, as in a terminal. The command is gone soon, no sandbox and no worker is
+    left, what had finished is kept; the next run does the rest."""
+    with agentix_run(tmp_path, "--dask", "local:2", "--n-concurrent", "4", NAP="1") as first:
+        eventually(lambda: len(journal(tmp_path / "run")) >= 4, 60)
+        workers = psutil.Process(first.pid).children(recursive=True)
+        began = time.monotonic()
+        os.killpg(first.pid, signal.SIGINT)
+        _, err = first.communicate(timeout=60)
+        assert time.monotonic() - began < 10
+    assert first.returncode == 130, err
+    assert "Traceback" not in err
+    eventually(lambda: not any(map(is_alive, workers)))
+    assert sandboxes(tmp_path / "boxes") == []
+    finished = journal(tmp_path / "run")
+    assert 4 <= len(finished) < 12
+
+    with agentix_run(tmp_path, "--dask", "local:2", "--n-concurrent", "4", "--json") as again:
+        out, err = again.communicate(timeout=100)
+    assert again.returncode == 0, err
+    assert json.loads(out)["rollouts"] == 12
+    assert journal(tmp_path / "run")[: len(finished)] == finished
+    assert sorted(journal(tmp_path / "run")) == sorted(f"t{i}" for i in range(12))
+    assert sandboxes(tmp_path / "boxes") == []
+
+
+def test_agentix_run_uses_a_cluster_that_is_there(client: Any, tmp_path: Path) -> None:
+    """By its scheduler's address; the working directory's modules go along."""
+    with agentix_run(tmp_path, "--dask", client.scheduler.address, "--json") as done:
+        out, err = done.communicate(timeout=100)
+    assert done.returncode == 0, err
+    assert json.loads(out)["rollouts"] == 12
+    assert {line["info"]["pid"] for line in lines(tmp_path / "run")} <= set(client.run(os.getpid).values())
+
+
+@pytest.mark.parametrize(
+    ("args", "message"),
+    [
+        (["--dask", "local:none"], "--dask local:none: give local:N with the number of worker processes, local:4 say"),
+        (["--dask", "cluster"], "--dask cluster is no address (missing port number in address 'cluster'): give "),
+        (["--dask-resource", "GPU=1"], "--dask-resource needs --dask: give the cluster's address, or leave it out"),
+        (["--dask-resource", "GPU"], "Invalid value for '--dask-resource': 'GPU' is no K=N"),
+    ],
+)
+def test_a_wrong_option_is_one_line_and_exit_code_2(tmp_path: Path, args: list[str], message: str) -> None:
+    """Nothing is started, and there is no run directory."""
+    with agentix_run(tmp_path, *args) as done:
+        _, err = done.communicate(timeout=60)
+    assert done.returncode == 2
+    assert err.startswith(f"Error: {message}")
+    assert err.count("\n") == 1
+    assert not (tmp_path / "run").exists()
