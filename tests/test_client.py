@@ -267,9 +267,15 @@ def test_credit_is_given_for_long_answers_and_output() -> None:
                 actor.send(kind, stream, bytes(frames.MAX_PAYLOAD), end=False)
             frame = actor.take()
             assert (frame.kind, frame.stream, frames.credit_of(frame)) == (frames.CREDIT, stream, frames.WINDOW // 2)
+            actor.send(kind, stream, b"a little more", end=False)
+        actor.send(frames.RESULT, 1, b"", end=True)
+        assert isinstance(kept.exception(30), BadResult)
+        assert sandbox._credit.keys() <= {0, 2}
         for _ in range(half * 3):
             actor.send(frames.RESULT, 99, bytes(frames.MAX_PAYLOAD), end=False)
-        assert not kept.done()
+        last = sandbox.submit(remote.add, 3)
+        actor.answer(actor.take_call()[0], 4)
+        assert last.result(30) == 4
         assert 99 not in sandbox._credit
 
 

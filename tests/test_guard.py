@@ -6,9 +6,10 @@ import os
 import signal
 import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 import pytest
@@ -20,6 +21,7 @@ from agentix_runner.remote.trees import remove_tree
 
 from . import wire_functions as remote
 
+root_only = pytest.mark.skipif(os.geteuid() != 0, reason="only root may look into the guard")
 linux_only = pytest.mark.skipif(sys.platform != "linux", reason="macOS has no subreaper: what left the group stays")
 
 HOST = """
@@ -27,6 +29,7 @@ import sys
 from agentix_runner import LocalProvider, SandboxConfig
 from tests import wire_functions
 with LocalProvider(root=sys.argv[1]).session(SandboxConfig(image="")) as sandbox:
+    BEFORE
     call = sandbox.submit(getattr(wire_functions, sys.argv[2]), *sys.argv[3:])
     print("started", flush=True)
     call.result()
@@ -51,15 +54,17 @@ def is_alive(pid: int) -> bool:
 
 
 def marked(name: str) -> list[int]:
-    """The processes that carry the marker of a sandbox whose name begins with `name`."""
+    """The processes that carry a sandbox's marker, or are its guard or forks of it."""
     found = []
     for entry in Path("/proc").iterdir():
         if entry.name.isdigit():
-            try:
-                if f"AGENTIX_SANDBOX={name}".encode() in (entry / "environ").read_bytes() and is_alive(int(entry.name)):
-                    found.append(int(entry.name))
-            except OSError:
-                continue
+            said = b""
+            for what in ("cmdline", "environ"):
+                # Guard and worker show their environment to root alone.
+                with suppress(OSError):
+                    said += (entry / what).read_bytes()
+            if name.encode() in said and is_alive(int(entry.name)):
+                found.append(int(entry.name))
     return found
 
 
@@ -72,9 +77,12 @@ def eventually(condition: Callable[[], object], what: str) -> None:
 
 
 @contextmanager
-def host(root: Path, function: Callable[..., object], *arguments: str) -> Iterator[subprocess.Popen[str]]:
-    """Another process that has a sandbox under `root` and runs `function` in it."""
-    command = [sys.executable, "-c", HOST, str(root), function.__name__, *arguments]
+def host(
+    root: Path, function: Callable[..., object], *arguments: str, before: str = "pass"
+) -> Iterator[subprocess.Popen[str]]:
+    """Another process that has a sandbox under `root` and runs `function` in it, after the statement `before`."""
+    script = HOST.replace("BEFORE", before.replace("\n", "\n    "))
+    command = [sys.executable, "-c", script, str(root), function.__name__, *arguments]
     with subprocess.Popen(
         command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True, cwd=Path(__file__).parent.parent
     ) as process:
@@ -100,7 +108,8 @@ def test_nothing_is_left_when_the_host_is_killed(state: str, tmp_path: Path) -> 
         process.wait(30)
         eventually(lambda: not any(root.iterdir()), "the directory is left")
         eventually(lambda: not marked(directory.name), "a process is left")
-        assert not any(is_alive(int(pid)) for pid in Path(notes).read_text().split())
+        pids = [int(pid) for pid in Path(notes).read_text().split()]
+        eventually(lambda: not any(map(is_alive, pids)), "a process is left")
 
 
 @linux_only
@@ -150,6 +159,22 @@ def test_nothing_is_left_when_the_guard_is_attacked(
 
 
 @linux_only
+def test_a_fork_of_the_host_does_not_hold_a_sandbox_open(tmp_path: Path) -> None:
+    """A killed host's sandboxes end although a process that it forked lives on."""
+    notes, root = str(tmp_path / "notes"), tmp_path / "root"
+    with host(root, remote.note_all, notes, before="import os, time\nif os.fork() == 0: time.sleep(60)") as process:
+        remote.wait_for(notes, 3)
+        (directory,) = root.iterdir()
+        process.kill()
+        process.wait(30)
+        try:
+            eventually(lambda: not directory.exists(), "the directory is left")
+        finally:
+            for pid in marked(str(root)):
+                os.kill(pid, signal.SIGKILL)
+
+
+@linux_only
 def test_a_killed_guard_takes_its_worker_along(tmp_path: Path) -> None:
     """A worker does not outlive its guard, even where nobody else looks after it."""
     notes = str(tmp_path / "notes")
@@ -186,6 +211,7 @@ def dumpable() -> int:
 
 
 @linux_only
+@root_only
 def test_the_guard_holds_no_way_into_the_frames() -> None:
     """The guard's own stdout and stderr lead nowhere; its stdin is there only to hear the host hang up."""
     with LocalProvider().session(SandboxConfig(image="")) as sandbox:
@@ -301,6 +327,29 @@ def test_a_tree_deeper_than_any_path_is_removed(tmp_path: Path) -> None:
         os.chdir(here)
     remove_tree(str(tmp_path / "tree"))
     assert list(tmp_path.iterdir()) == []
+
+
+@root_only
+def test_modes_are_no_hindrance_to_those_whom_they_bind() -> None:
+    """What root may do anyway, an ordinary user's guard does too: read-only and unreadable directories are removed."""
+    with tempfile.TemporaryDirectory() as folder:
+        os.chmod(folder, 0o777)
+        child = os.fork()
+        if child == 0:
+            # Nothing is imported from here on: the user may not read where it is installed.
+            status = 1
+            try:
+                os.setresuid(65534, 65534, 65534)
+                tree = os.path.join(folder, "tree")
+                os.makedirs(os.path.join(tree, "a", "b", "c"))
+                for name in ("a/b/c", "a/b", "a", ""):
+                    os.close(os.open(os.path.join(tree, name, "file"), os.O_CREAT, 0o400))
+                    os.chmod(os.path.join(tree, name), 0o500 if name == "a/b" else 0o000)
+                remove_tree(tree)
+                status = 2 if os.path.lexists(tree) else 0
+            finally:
+                os._exit(status)
+        assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
 
 
 def test_removing_what_isnt_there_is_no_error(tmp_path: Path) -> None:

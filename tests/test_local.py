@@ -179,7 +179,7 @@ def test_functions_of_the_main_script_go_by_value(tmp_path: Path) -> None:
 
 def run(folder: Path, script: str) -> str:
     command = [sys.executable, script]
-    env = {**os.environ, "PYTHONPATH": str(ROOT)}
+    env = {**os.environ, "PYTHONPATH": os.pathsep.join([str(ROOT), os.environ.get("PYTHONPATH", "")])}
     return subprocess.run(command, cwd=folder, env=env, capture_output=True, text=True, check=True).stdout
 
 
@@ -314,7 +314,7 @@ with LocalProvider(root=sys.argv[1]).session(SandboxConfig(image="")) as sandbox
         finally:
             os.write(1, b"child left\\n")
     else:
-        os.waitpid(pid, 0)
+        assert os.waitpid(pid, 0)[1] == 0
         os.write(1, b"parent: %d\\n" % sandbox.remote(wire_functions.add, 1, 2))
         staying = os.fork()
         if staying == 0:

@@ -122,14 +122,13 @@ def sweep(home: str) -> None:
 
 
 def kill_marked(name: str) -> None:
-    """Kill every process whose environment says that it belongs to the sandbox `name`. Linux only, best effort."""
+    """Kill every process that says that it belongs to the sandbox `name`. Linux only, best effort."""
     if sys.platform != "linux":
         return
-    marker = f"{MARKER}={name}".encode()
     found: list[int] = []
     for _ in range(50):
         try:
-            found = [pid for pid in _processes() if marker in _environment(pid)]
+            found = [pid for pid in _processes() if _belongs(pid, name.encode())]
         except OSError as error:
             _log.error("what the sandbox %s has left can't be looked for: %s", name, error)
             return
@@ -146,15 +145,22 @@ def _processes() -> list[int]:
     return [int(name) for name in os.listdir("/proc") if name.isdigit() and int(name) != os.getpid()]
 
 
-def _environment(pid: int) -> list[bytes]:
-    try:
-        with open(f"/proc/{pid}/stat", "rb") as file:
-            if file.read().rpartition(b")")[2].split()[0] in (b"Z", b"X"):
-                return []
-        with open(f"/proc/{pid}/environ", "rb") as file:
-            return file.read().split(b"\0")
-    except OSError:
-        return []
+def _belongs(pid: int, name: bytes) -> bool:
+    """Programs that were started in the sandbox have its marker in their environment. Forks of guard and worker hide
+    that, since they are undumpable, but have the guard's command line."""
+    with contextlib.suppress(OSError):
+        if _read(pid, "stat").rpartition(b")")[2].split()[0] in (b"Z", b"X"):
+            return False
+        *_, script, directory, _end = (b"", b"", *_read(pid, "cmdline").split(b"\0"))
+        if os.path.basename(script) == b"guard.py" and os.path.basename(directory) == name:
+            return True
+        return MARKER.encode() + b"=" + name in _read(pid, "environ").split(b"\0")
+    return False
+
+
+def _read(pid: int, what: str) -> bytes:
+    with open(f"/proc/{pid}/{what}", "rb") as file:
+        return file.read()
 
 
 def _is_special(path: str) -> bool:
@@ -183,8 +189,7 @@ def _started(pid: int) -> str:
             pass
         return "0"
     try:
-        with open(f"/proc/{pid}/stat", "rb") as file:
-            fields = file.read().rpartition(b")")[2].split()
+        fields = _read(pid, "stat").rpartition(b")")[2].split()
     except (FileNotFoundError, ProcessLookupError):
         return ""
     return "" if fields[0] in (b"Z", b"X") else f"{_boot()}{int(fields[19])}"
