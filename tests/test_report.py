@@ -9,6 +9,9 @@ import hashlib
 import json
 import os
 import re
+import signal
+import subprocess
+import sys
 import threading
 import zlib
 from pathlib import Path
@@ -405,3 +408,23 @@ class TestCommand:
         assert done.exit_code == 0
         assert done.stderr == f"watching until the run ends; open {out}\n"
         assert re.fullmatch(re.escape(str(out)) + r": 1 rollout, \d+ kB\n", done.stdout)
+
+    def test_interrupted(self, tmp_path: Path) -> None:
+        """Ctrl-C while it watches is exit code 130; the page is whole and waits for nothing more."""
+        path, out = tmp_path / "run", tmp_path / "r.html"
+        code = "from agentix_runner.cli.main import main; main(prog_name='agentix')"
+        command = [sys.executable, "-c", code, "report", str(path), "-o", str(out), "--watch"]
+        with RunDir.open(path, identity={}) as run_dir:
+            run_dir.record([rollout("a")])
+            with subprocess.Popen(command, stderr=subprocess.PIPE, text=True) as process:
+                try:
+                    assert process.stderr is not None
+                    assert process.stderr.readline() == f"watching until the run ends; open {out}\n"
+                    process.send_signal(signal.SIGINT)
+                    told = process.stderr.read()
+                    assert process.wait(60) == 130
+                finally:
+                    process.kill()
+        assert re.fullmatch(f"Ended by SIGINT: {re.escape(str(out))}: 1 rollout, \\d+ kB\n", told)
+        assert index_of(out.read_text())["live_s"] is None
+        assert sorted(os.listdir(tmp_path)) == ["r.html", "run"]

@@ -395,7 +395,7 @@ def test_comparison_of_three(browser: Browser, compared: Path) -> None:
     """Of several runs each is held against the first, and the table shows the one that is chosen."""
     browser.open(compared / "three.html")
     assert [text.split("\n")[0] for text in browser.texts(".changes h3")] == ["B · second", "C · third"]
-    assert browser.texts(".changes:last-child li b") == ["0", "0", "4", "2"]
+    assert browser.texts(".changes > div:last-child li b") == ["0", "0", "4", "2"]
     browser.js("const s = document.querySelector('.pick select'); s.value = '2'; s.dispatchEvent(new Event('change'))")
     browser.click("[data-chip=only]")
     assert sorted(browser.ids()) == [EVIL[0], "e"]

@@ -80,9 +80,10 @@ def _report(run_dirs: tuple[Path, ...], out: Path, watching: bool) -> int:
             return exits.OK
 
         def on_write(written: Written) -> None:
-            if not last:
-                click.echo(f"watching until the run ends; open {clean(out)}", err=True)
+            first = not last
             last[:] = [written]
+            if first:
+                click.echo(f"watching until the run ends; open {clean(out)}", err=True)
 
         watch(run_dirs, out, on_write=on_write)
         write(told(last[0]), sys.stdout)

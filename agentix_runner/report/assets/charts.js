@@ -48,7 +48,7 @@ function shares(parts, total) {
 function rateLine(values, rowHeight = 22) {
   const words = values.map(([name, value, low, high]) => `${name} ${percent(value)}, 95 % interval ${interval(low, high)}`);
   return chart(words.join("; "), (width) => {
-    const named = values.some(([name]) => name), left = named ? Math.min(110, width * 0.3) : 8, right = 14;
+    const longest = Math.max(...values.map(([name]) => name.length)), left = longest ? Math.min(longest * 7 + 12, width * 0.35) : 8, right = 14;
     const x = (value) => left + value * (width - left - right), bottom = values.length * rowHeight + 4;
     const out = picture(width, bottom + 34);
     for (const value of [0, 0.25, 0.5, 0.75, 1]) {
@@ -57,7 +57,7 @@ function rateLine(values, rowHeight = 22) {
     out.append(label(x(0.5), bottom + 30, "% of instances", "middle", "axis"));
     values.forEach(([name, value, low, high, kind], i) => {
       const y = i * rowHeight + rowHeight / 2 + 2;
-      if (named) out.append(label(left - 8, y + 4, clip(name, left / 7), "end", "name"));
+      if (longest) out.append(label(left - 8, y + 4, clip(name, (left - 8) / 7), "end", "name"));
       out.append(line(x(low), y, x(high), y, `whisker ${kind || ""}`), line(x(low), y - 4, x(low), y + 4, `whisker ${kind || ""}`),
         line(x(high), y - 4, x(high), y + 4, `whisker ${kind || ""}`),
         svg("circle", { cx: x(value), cy: y, r: 5, class: `dot ${kind || ""}` }));

@@ -1,6 +1,8 @@
 // Several runs side by side; the first is what the others are held against.
 
-const KINDS = [["gained", "now resolved"], ["lost", "no longer resolved"], ["same", "as before"], ["only", "in one only"]];
+const often = data.runs.some((run) => run.summary.attempts > 1);
+const KINDS = [["gained", often ? "resolved more often" : "now resolved"], ["lost", often ? "resolved less often" : "no longer resolved"],
+  ["same", "as before"], ["only", "in one only"]];
 const letter = (i) => String.fromCharCode(65 + i % 26) + (i >= 26 ? Math.floor(i / 26) : "");
 
 function compareView(show) {
@@ -47,11 +49,13 @@ function compareView(show) {
   const pick = runs.length > 2 ? el("label", { class: "pick" }, `${name(0)} against `, el("select", { onchange: (event) => { remember({ with: event.target.value, page: null }); show("compare"); } },
     runs.slice(1).map((run, i) => el("option", { value: i + 1, selected: i + 1 === other }, name(i + 1))))) : null;
 
-  const rated = runs.map((run, i) => run.rate ? [letter(i), ...run.rate, i ? "" : "first"] : null).filter(Boolean);
+  const rated = runs.map((run, i) => run.rate ? [name(i), ...run.rate, i ? "" : "first"] : null).filter(Boolean);
   const nodes = [
     el("div", { class: "pair" },
       rated.length ? panel("Resolved rate", "With 95 % intervals.", rateLine(rated, 30)) : null,
-      panel("Changes", runs.length > 2 ? "Each run against A." : null, against.map((found, i) => change(found, name(0), name(i + 1), runs.length > 2)))),
+      panel("Changes", `${runs.length > 2 ? "Each run" : name(1)} against ${name(0)}.`,
+        el("div", { class: "changes" }, against.map((found, i) => change(found, name(i + 1), runs.length > 2))),
+        el("p", { class: "fine" }, "p is that of an exact sign test over the instances that differ; for single attempts it is McNemar's test."))),
     panel("Side by side", null, el("div", { class: "scroll" }, sideBySide(runs, name))),
     el("section", { class: "panel", id: "rollouts" }, el("h2", {}, "Instances"), el("div", { class: "tools" }, search, pick, kindChips), listing.node),
   ];
@@ -59,14 +63,14 @@ function compareView(show) {
   return nodes;
 }
 
-function change(found, before, after, several) {
+function change(found, after, several) {
   const differ = found.gained + found.lost;
   const chance = !differ ? "Nothing changed." : found.p < 0.05
     ? `More than chance would explain (p = ${found.p < 0.001 ? "below 0.001" : found.p.toFixed(3)}).` : `Could well be chance (p = ${found.p.toFixed(2)}).`;
-  return el("div", { class: "changes" }, several ? el("h3", {}, after) : null,
+  return el("div", {}, several ? el("h3", {}, after) : null,
     el("ul", { class: "counts" }, KINDS.filter(([key]) => found[key] || key === "gained" || key === "lost").map(([key, words]) =>
       el("li", {}, el("span", { class: `sign c-${key}` }, { gained: "▲", lost: "▼", same: "=", only: "◇" }[key]), words, el("b", {}, number(found[key]))))),
-    el("p", { class: "fine" }, `${chance} Exact sign test over the instances that differ; for single attempts it is McNemar's.`));
+    el("p", { class: "note" }, chance));
 }
 
 function sideBySide(runs, name) {

@@ -169,6 +169,5 @@ function rolloutColumns(rollouts, open) {
     some((r) => r.added || r.removed) && { key: "patch", title: "lines", right: true, kind: "nowrap", value: (r) => (r.added || 0) + (r.removed || 0),
       cell: (r) => r.added || r.removed ? [el("span", { class: "added" }, `+${number(r.added || 0)}`), " ", el("span", { class: "removed" }, `−${number(r.removed || 0)}`)] : "" },
     ...used.map((key) => ({ key: `u.${key}`, title: visible(key.split(".").pop().replaceAll("_", " ")), right: true, kind: "nowrap", value: (r) => (r.usage || {})[key], cell: (r) => number((r.usage || {})[key]) })),
-    some((r) => r.error) && { key: "error", title: "error", kind: "errorcell", value: (r) => r.error || "", cell: (r) => r.error ? oneLine(r.error) : "" },
   ].filter(Boolean);
 }
