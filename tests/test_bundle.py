@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import example, given
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from agentix_runner._version import __version__
@@ -196,6 +196,7 @@ def test_other_files_are_no_elf_files(tmp_path: Path) -> None:
     assert [elf.is_elf(str(tmp_path / name)) for name in names] == [False] * 4
 
 
+@settings(deadline=None)
 @given(st.sampled_from([1, 2, 3]), st.sampled_from([1, 2, 3]), st.binary(max_size=200), st.integers(0, 60))
 @example(2, 1, b"\xff" * 60, 60)
 @example(1, 2, b"\0" * 46 + b"\0\1" * 2 + b"\0" * 10, 60)
@@ -398,6 +399,7 @@ def test_the_host_brings_what_a_sandbox_imports(tmp_path: Path) -> None:
 
 
 @linux
+@pytest.mark.slow
 def test_assembling_again_gives_the_same_and_takes_the_cached_python(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -195,6 +195,7 @@ client.close()
 """
 
 
+@pytest.mark.slow
 def test_processes_that_need_the_default_bundle_at_once_make_it_once(engine: docker.DockerClient, bundle: str) -> None:
     """Of two processes that need a default bundle that is not there, one makes it and both use it."""
     command = [sys.executable, "-c", _DEFAULT, secrets.token_hex(8)]
