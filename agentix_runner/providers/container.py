@@ -196,13 +196,14 @@ class Container:
 
         api = self._engine.brief
         try:
+            self._engine.knock()
             sweep.remove(api, self._id or self.name)
             if self._unsure:
                 # The engine has not told what became of it: it may be making it still.
                 self._here.owe(self.name)
             if self._emptied is not None:
                 api.remove_volume(self._emptied)
-        except (DockerException, RequestException) as error:
+        except (DockerException, RequestException, OSError) as error:
             self._here.owe(self.name)
             raise SandboxError(
                 f"container {self.name} could not be removed: {one_line(error)}. `agentix clean` removes it later"

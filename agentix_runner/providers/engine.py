@@ -9,6 +9,7 @@ from __future__ import annotations
 import errno
 import logging
 import os
+import socket
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -20,9 +21,11 @@ from .events import Events
 
 _log = logging.getLogger("agentix_runner.providers.docker")
 
+_DEFAULT = "unix:///var/run/docker.sock"
 # Idle connections are kept up to here; docker-py's own 10 would be dropped and warned about with more sandboxes.
 _POOL = 4096
-# Seconds for an answer to a request that ends something.
+# Seconds for an answer, where the client has no limit, and for one to a request that ends something.
+_PATIENT_S = 60.0
 _BRIEF_S = 20.0
 
 
@@ -47,17 +50,13 @@ class Engine:
 
     @property
     def api(self) -> Any:
-        """docker-py's low-level client. Only within `used`."""
-        return self._client.api
+        """docker-py's low-level client, patient as the client is. Only within `used`."""
+        return limited(self._client.api, self._client.api.timeout or _PATIENT_S)
 
     @property
     def brief(self) -> Any:
-        """The same low-level client with less patience: for what is done at an end, where somebody waits."""
-        # docker-py takes a limit for each request from this attribute only; connections are shared.
-        brief = object.__new__(type(self._client.api))
-        brief.__dict__.update(self._client.api.__dict__)
-        brief.timeout = min(brief.timeout or _BRIEF_S, _BRIEF_S)
-        return brief
+        """The same with less patience: for what is done at an end, where somebody waits."""
+        return limited(self._client.api, min(self._client.api.timeout or _BRIEF_S, _BRIEF_S))
 
     @property
     def events(self) -> Events:
@@ -85,12 +84,20 @@ class Engine:
                 if self._users == 0:
                     self._disconnect()
 
+    def knock(self) -> None:
+        """Raise OSError where nobody listens at the engine's socket. docker-py would say the same, later and in
+        other words, and leave the socket to the garbage collector."""
+        path = getattr(getattr(self._client.api, "_custom_adapter", None), "socket_path", None)
+        if path is not None:
+            knock(path, self._client.api.timeout or _PATIENT_S)
+
     def _connect(self) -> None:
         try:
             if self._client is None:
                 self._client = self._make()
-                self._events = Events(self._client.api, self._label)
+                self._events = Events(self.api, self._label)
             if not self.events.alive:
+                self.knock()
                 self.events.open()
         except Exception as error:
             if self._users == 0 and self._client is not None:
@@ -152,7 +159,7 @@ class Engine:
     def _address(self) -> str:
         if self._client is not None:
             return _shown(self._client.api)
-        return os.environ.get("DOCKER_HOST") or "unix:///var/run/docker.sock"
+        return os.environ.get("DOCKER_HOST") or _DEFAULT
 
 
 def connect(timeout: float) -> Any:
@@ -163,13 +170,41 @@ def connect(timeout: float) -> Any:
     import docker
 
     settings: dict[str, Any] = {"timeout": timeout, "max_pool_size": _POOL}
-    if not os.environ.get("DOCKER_HOST"):
+    url = os.environ.get("DOCKER_HOST", "")
+    if not url:
         from docker.context import ContextAPI
 
         context = ContextAPI.get_current_context()
         if context is not None and context.Name != "default":
             return docker.DockerClient(base_url=context.Host, tls=context.TLSConfig or False, **settings)
+        url = _DEFAULT
+    if url.startswith("unix://"):
+        knock(url.removeprefix("unix://"), timeout)
     return docker.from_env(**settings)
+
+
+def knock(path: str, limit_s: float) -> None:
+    """Raise OSError where nobody listens at a Unix socket."""
+    with socket.socket(socket.AF_UNIX) as probe:
+        probe.settimeout(limit_s)
+        probe.connect(path)
+
+
+def limited(api: Any, limit_s: float) -> Any:
+    """A view of docker-py's low-level client whose every request has `limit_s` for its answer to begin.
+
+    docker-py attaches, and asks for events, without any limit: an engine that is stopped would never be left.
+    """
+    view = object.__new__(type(api))
+    view.__dict__.update(api.__dict__)
+    view.timeout = limit_s
+
+    def limit(send: Callable[..., Any]) -> Callable[..., Any]:
+        return lambda *args, **kwargs: send(*args, **{**kwargs, "timeout": kwargs.get("timeout") or limit_s})
+
+    for method in ("get", "post", "put", "delete"):
+        setattr(view, method, limit(getattr(api, method)))
+    return view
 
 
 def one_line(error: BaseException) -> str:

@@ -55,6 +55,9 @@ class Events:
         self.close()
         filters = {"type": "container", "event": ["die", "oom", "destroy"], "label": self._label}
         self._stream = self._api.events(filters=filters, decode=True)
+        with contextlib.suppress(AttributeError):
+            # The limit was for the answer to begin; there may be nothing to tell for hours.
+            self._stream._response.raw._fp.fp.raw._sock.settimeout(None)
         self._alive = True
         self._thread = threading.Thread(target=self._listen, args=(self._stream,), name="agentix-events", daemon=True)
         self._thread.start()

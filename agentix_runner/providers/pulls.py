@@ -51,7 +51,10 @@ class Pull:
         began = tell_at = self._heard_at = self._now()
         _log.info("pulling the image %s", self._full)
         with engine.doing(f"pull the image {self._full}"):
-            events = engine.api.pull(repository, tag=tag or "latest", platform=self.platform, stream=True, decode=True)
+            # Not the limited client: an engine may be silent while it unpacks. `wait` has a limit.
+            events = engine.client.api.pull(
+                repository, tag=tag or "latest", platform=self.platform, stream=True, decode=True
+            )
             for event in events:
                 self._heard_at = self._now()
                 self._take(event)
