@@ -56,12 +56,13 @@ class Dask(Elsewhere):
         self._client: Client = self._dask._client
         self._name = f"agentix-{secrets.token_hex(6)}-{self._client.id}"
         self._prepared = False
+        self._counts = True
         self._parcel = pack(spec, keeps=keeps)
         check_offers(self._client, self._dask._kwargs)
 
     def prepare(self) -> None:
         self._prepared = True
-        self._sweep()
+        self._look_around()
         try:
             self._install(self._parcel)
         except ModuleNotFoundError:
@@ -70,7 +71,7 @@ class Dask(Elsewhere):
             self._install(pack(self.spec, keeps=self.keeps, own_modules=True))
 
     def _install(self, parcel: bytes) -> None:
-        plugin = Rollouts(parcel, self.run.run_id, self._name)
+        plugin = Rollouts(parcel, self.run.run_id, self._name, counts=self._counts)
         try:
             self._client.register_plugin(plugin, name=self._name)
         except BadArgument:
@@ -82,13 +83,16 @@ class Dask(Elsewhere):
         except Exception as exc:
             raise _cant_load(exc) from exc
 
-    def _sweep(self) -> None:
-        """Remove what runs have left there that were killed."""
+    def _look_around(self) -> None:
+        """Remove what runs have left there that were killed, and see how often Dask tries a task by itself."""
         try:
-            for name in self._client.run_on_scheduler(_left_behind):
+            client: Any = self._client
+            left_behind, dask_tries = client.run_on_scheduler(_look_around)
+            for name in left_behind:
                 self._forget(name)
+            self._counts = dask_tries > self.spec.retry.attempts
         except Exception as exc:  # a scheduler without agentix-runner
-            logger.debug("what earlier runs have left on the Dask cluster stays: %s", describe(exc))
+            logger.debug("the Dask scheduler can't be looked into: %s", describe(exc))
 
     def _forget(self, name: str) -> None:
         client: Any = self._client
@@ -114,7 +118,7 @@ class Dask(Elsewhere):
     def explain(self, error: BaseException) -> BaseException:
         if isinstance(error, KilledWorker):
             tries = error.allowed_failures + 1
-            return WorkerDied(f"the workers that ran it died, {tries} in a row: see their logs", tries=tries)
+            return WorkerDied(f"the workers that ran it are gone, {tries} in a row: see their logs", tries=tries)
         return super().explain(error)
 
     def dropped(self) -> str:
@@ -162,20 +166,25 @@ def _cant_load(exc: Exception) -> BadArgument:
     )
 
 
-def _left_behind(dask_scheduler: Any) -> list[str]:
-    """On the scheduler: the names of runs whose client is gone."""
+def _look_around(dask_scheduler: Any) -> tuple[list[str], int]:
+    """On the scheduler: the names of runs whose client is gone, and how often a task is tried whose workers die."""
     runs = [name for name in dask_scheduler.worker_plugins if name.startswith("agentix-")]
-    return [name for name in runs if name.split("-", 2)[2] not in dask_scheduler.clients]
+    left_behind = [name for name in runs if name.split("-", 2)[2] not in dask_scheduler.clients]
+    return left_behind, dask_scheduler.allowed_failures + 1
 
 
 # ---------------------------------------------------------------- on the workers
 
 
 class Rollouts(WorkerPlugin):
-    """What one worker has of a run: the workplace, and an ear for tasks that are taken back."""
+    """What one worker has of a run: the workplace, and an ear for tasks that are taken back.
 
-    def __init__(self, parcel: bytes, run_id: str, name: str) -> None:
+    `counts`: whether tries are counted here, since Dask would try more often than is wanted.
+    """
+
+    def __init__(self, parcel: bytes, run_id: str, name: str, *, counts: bool) -> None:
         self.name = name
+        self.counts = counts
         self._parcel = parcel
         self._run_id = run_id
         self._version = (__version__, sys.version_info[:2])
@@ -207,16 +216,18 @@ def run_on_worker(run: str, name: str, instance: bytes, instance_id: str, attemp
     """Run one rollout on this worker. Raises: Reschedule, where the worker leaves before the rollout has ended."""
     worker = get_worker()
     plugin, place = _of_run(worker, run)
-    tries = _count(worker, run, name)
+    tries = _count(worker, run, name) if plugin.counts else 1
     most = place.spec.retry.attempts
     if tries > most:
         rollout = Rollout(instance_id, attempt=attempt, model=place.spec.model)
         fail(
-            rollout, "session", WorkerDied(f"the workers that ran it died, {most} in a row: see their logs", tries=most)
+            rollout,
+            "session",
+            WorkerDied(f"the workers that ran it are gone, {most} in a row: see their logs", tries=most),
         )
         return Outcome(rollout)
     if tries > 1:
-        logger.warning("instance %s: the worker that ran it died; this is try %d of %d", instance_id, tries, most)
+        logger.warning("instance %s: the worker that ran it is gone; this is try %d of %d", instance_id, tries, most)
     outcome = place.run(name, instance, instance_id, attempt)
     if plugin.leaving and not outcome.rollout.ran:
         raise Reschedule

@@ -10,8 +10,6 @@ from __future__ import annotations
 import argparse
 import asyncio
 import json
-import os
-import platform
 import resource
 import statistics
 import subprocess
@@ -23,6 +21,8 @@ from pathlib import Path
 from typing import Any
 
 from agentix_runner import AgentResult, Rollout, SandboxConfig, run_rollouts
+
+from . import show
 
 ROOT = Path(__file__).parents[2]
 
@@ -140,14 +140,13 @@ def main() -> None:
         kind, n, n_concurrent, sleep_s = args.child
         print(json.dumps(measure(kind, int(n), int(n_concurrent), float(sleep_s))))
         return
-    print(f"Python {platform.python_version()}, {platform.system()} {platform.machine()}, {os.cpu_count()} CPUs")
-    print(f"\n{args.n} no-op rollouts, median of {args.rounds} rounds\n")
-    print(f"{'':32} {'n_concurrent':>12} {'µs/rollout':>10} {'/ gather':>8} {'peak MB':>8}")
+    show.machine()
     kinds = {
         "gather": "asyncio gather, bare",
         "plain": "run_rollouts, plain adapters",
         "async": "run_rollouts, async adapters",
     }
+    rows: list[list[object]] = []
     for n_concurrent in (8, 1000):
         runs: dict[str, list[dict[str, float]]] = {kind: [] for kind in kinds}
         for _ in range(args.rounds):
@@ -159,12 +158,17 @@ def main() -> None:
                 a["seconds"] / b["seconds"] for a, b in zip(runs[kind], runs["gather"], strict=True)
             )
             peak = max(r["peak_mb"] for r in runs[kind])
-            print(f"{name:32} {n_concurrent:12} {seconds / args.n * 1e6:10.0f} {ratio:8.2f} {peak:8.0f}")
-    print("\n1000 rollouts that sleep 1 s, n_concurrent=1000\n")
-    print(f"{'':32} {'seconds':>12} {'peak MB':>10}")
+            rows.append([name, n_concurrent, round(seconds / args.n * 1e6), ratio, round(peak)])
+    show.table(
+        f"{args.n:,} no-op rollouts, median of {args.rounds} rounds",
+        ["", "n_concurrent", "µs/rollout", "/ gather", "peak MB"],
+        rows,
+    )
+    slept = []
     for kind, name in kinds.items():
         result = child(kind, 1000, 1000, 1)
-        print(f"{name:32} {result['seconds']:12.2f} {result['peak_mb']:10.0f}")
+        slept.append([name, result["seconds"], round(result["peak_mb"])])
+    show.table("1,000 rollouts that sleep 1 s, n_concurrent=1000", ["", "seconds", "peak MB"], slept)
 
 
 if __name__ == "__main__":
