@@ -20,6 +20,7 @@ import pytest
 
 from agentix_runner import AgentResult, LocalProvider, RetryPolicy, Rollout, run_rollouts
 from agentix_runner.errors import BadArgument
+from agentix_runner.providers.docker import DockerProvider
 from agentix_runner.remote.tools import bash
 from tests.conftest import eventually
 from tests.fakes import PlainDataset
@@ -174,6 +175,52 @@ def test_a_worker_that_is_killed_costs_no_rollout(client: Any, tmp_path: Path) -
     assert killed[0] not in client.run(os.getpid).values()
     assert sorted(journal(tmp_path / "run")) == sorted(f"i{k}" for k in range(200))
     eventually(lambda: sandboxes(tmp_path / "boxes") == [])
+
+
+@pytest.mark.slow
+def test_a_worker_that_is_killed_leaves_no_container(engine: Any, busybox: str, tmp_path: Path) -> None:
+    """Forty rollouts with docker sandboxes on two workers, one of them killed with -9 on the way: all there, in order,
+    each written once, no container left."""
+    mark = f"agentix-test-{tmp_path.name}-{os.getpid()}"
+    done: list[Rollout] = []
+
+    def kill_one(rollout: Rollout) -> None:
+        done.append(rollout)
+        if len(done) == 12:
+            os.kill(rollout.info["pid"], signal.SIGKILL)
+
+    with new_cluster(2) as client:
+        rollouts = run(
+            client,
+            40,
+            dataset=In(busybox),
+            agent=Napping(),
+            provider=DockerProvider(labels={mark: "1"}),
+            run_dir=tmp_path / "run",
+            n_concurrent=4,
+            on_result=kill_one,
+        )
+        assert [r.instance_id for r in rollouts] == [f"i{k}" for k in range(40)]
+        assert {(r.error, r.status) for r in rollouts} == {(None, "resolved")}
+        assert sorted(journal(tmp_path / "run")) == sorted(f"i{k}" for k in range(40))
+        eventually(lambda: engine.containers.list(all=True, filters={"label": mark}) == [], 30)
+
+
+class In(PlainDataset):
+    """Every instance in the same image."""
+
+    def __init__(self, tag: str) -> None:
+        super().__init__()
+        self.tag = tag
+
+    def image(self, instance: dict[str, Any]) -> str:
+        return self.tag
+
+
+class Napping:
+    def solve(self, sandbox: Any, instance: dict[str, Any], *, model: str | None) -> AgentResult:
+        sandbox.remote(time.sleep, 0.2)
+        return AgentResult(patch="p", info={"pid": os.getpid()})
 
 
 @pytest.mark.parametrize(("attempts", "tries"), [(1, 1), (2, 2), (9, 4)])
