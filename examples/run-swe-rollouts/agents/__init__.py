@@ -1,0 +1,1 @@
+"""The agents of this example, one a file."""

@@ -1,0 +1,77 @@
+"""What runs in the process that `harness.py` starts: the only room that imports swebench. Host side.
+
+A process of its own, because logs are written by what is tested: a line made to slow a parser's regular expressions
+down would hold the interpreter for hours, and there it can be killed. One JSON line in, one out, over standard input,
+which is a socket.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import socket
+import sys
+import tempfile
+from typing import Any
+
+
+def spec(row: dict[str, Any]) -> dict[str, Any]:
+    """What a row's tests are run with: "eval_script", and how a patch is applied."""
+    from swebench.harness.constants import CONTAINER_PATCH_FILE
+    from swebench.harness.log_parsers import PARSER_REGISTRY
+    from swebench.harness.run_evaluation import GIT_APPLY_CMDS
+    from swebench.harness.utils import make_test_spec
+    from swebench.image_builder.constants import CONTAINER_WORKDIR
+
+    if row["log_parser"] not in PARSER_REGISTRY:
+        known = ", ".join(sorted(PARSER_REGISTRY))
+        raise ValueError(f"log_parser {row['log_parser']!r} is none of swebench's: {known}")
+    return {
+        "eval_script": make_test_spec(row).eval_script,
+        "apply": GIT_APPLY_CMDS,
+        "patch_file": CONTAINER_PATCH_FILE,
+        "workdir": CONTAINER_WORKDIR,
+    }
+
+
+def grade(row: dict[str, Any], patch: str, log: str, failed: str | None) -> dict[str, Any]:
+    """The harness' own report of a log. `failed` ("apply" or "timeout") puts the harness' own mark of that into it."""
+    from swebench.harness.constants import APPLY_PATCH_FAIL, TESTS_TIMEOUT
+    from swebench.harness.grading import get_eval_report, get_logs_eval, parse_test_exit_code
+    from swebench.harness.utils import make_test_spec
+
+    mark = {"apply": APPLY_PATCH_FAIL, "timeout": TESTS_TIMEOUT, None: ""}[failed]
+    test_spec = make_test_spec(row)
+    prediction = {"instance_id": row["instance_id"], "model_name_or_path": "", "model_patch": patch}
+    with tempfile.TemporaryDirectory(prefix="agentix-grade-") as folder:
+        path = os.path.join(folder, "test_output.txt")
+        # As the harness does: in the encoding in which its own functions read the file.
+        with open(path, "w", encoding="locale", errors="replace", newline="") as file:
+            file.write(f"{log}\n{mark}" if mark else log)
+        report = get_eval_report(test_spec, prediction, path, include_tests_status=True)[row["instance_id"]]
+        _, parsed = get_logs_eval(test_spec, path)
+    return {"report": report, "parsed": parsed, "exit_code": parse_test_exit_code(log)}
+
+
+def rows(name: str, split: str) -> list[dict[str, Any]]:
+    """The rows of a dataset by swebench's alias, a hub's name, or a path."""
+    from swebench.cli._datasets import resolve_dataset
+    from swebench.harness.utils import load_swebench_dataset
+
+    return [dict(row) for row in load_swebench_dataset(resolve_dataset(name), split)]
+
+
+def main() -> None:
+    with socket.socket(fileno=os.dup(0)) as link, link.makefile("rb") as requests:
+        sys.stdin.close()
+        for line in requests:
+            request = json.loads(line)
+            try:
+                answer = {"value": {"spec": spec, "grade": grade, "rows": rows}[request["ask"]](**request["with"])}
+            except Exception as exc:
+                answer = {"error": str(exc), "type": type(exc).__name__}
+            link.sendall(json.dumps(answer, default=str).encode() + b"\n")
+
+
+if __name__ == "__main__":
+    main()

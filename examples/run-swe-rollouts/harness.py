@@ -1,0 +1,93 @@
+"""The swebench package, asked through a process of its own: how a row is tested, and what its log means. Host side."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import socket
+import subprocess
+import sys
+import threading
+import time
+import weakref
+from pathlib import Path
+from typing import Any
+
+GRADER = Path(__file__).with_name("grader.py")
+INSTALL = "pip install 'agentix-runner[swe]'"
+
+
+class HarnessError(Exception):
+    """swebench can't be asked, or can't answer."""
+
+
+class Harness:
+    """Asks the process; starts it when first asked, and again when it had to be killed. Any number of threads may ask.
+
+    `limit` is how long one answer may take in seconds: the first takes a few, while swebench is imported.
+    """
+
+    def __init__(self, limit: float = 120) -> None:
+        self.limit = limit
+        self._lock = threading.Lock()
+        self._link: socket.socket | None = None
+        self._end: weakref.finalize[Any, Any] | None = None
+
+    def ask(self, what: str, /, **given: Any) -> Any:
+        """The answer to "spec", "grade" or "rows" of grader.py.
+
+        Raises:
+            HarnessError: swebench is not installed, raised, or took longer than `limit`.
+        """
+        request = json.dumps({"ask": what, "with": given}).encode() + b"\n"
+        with self._lock:
+            try:
+                answer = json.loads(self._exchange(request))
+            except (OSError, ValueError) as exc:
+                self.close()
+                how = f"took more than {self.limit:g} s" if isinstance(exc, TimeoutError) else f"ended: {exc}"
+                raise HarnessError(f"the process that asks swebench for {what!r} {how}") from exc
+        if answer.get("type") in ("ImportError", "ModuleNotFoundError"):
+            raise HarnessError(f"swebench 5 can't be imported ({answer['error']}): {INSTALL}")
+        if "error" in answer:
+            raise HarnessError(f"swebench raised {answer['type']} when asked for {what!r}: {answer['error']}")
+        return answer["value"]
+
+    def close(self) -> None:
+        """End the process. It also ends with this one."""
+        if self._end is not None:
+            self._end()
+        self._link = self._end = None
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return Harness, (self.limit,)
+
+    def _exchange(self, request: bytes) -> bytes:
+        link = self._link or self._start()
+        until = time.monotonic() + self.limit
+        link.settimeout(self.limit)
+        link.sendall(request)
+        parts = []
+        while not parts or not parts[-1].endswith(b"\n"):
+            link.settimeout(max(0.001, until - time.monotonic()))
+            part = link.recv(1 << 20)
+            if not part:
+                raise EOFError("it is gone")
+            parts.append(part)
+        return b"".join(parts)
+
+    def _start(self) -> socket.socket:
+        self._link, theirs = socket.socketpair()
+        with theirs:
+            process = subprocess.Popen(
+                [sys.executable, str(GRADER)], stdin=theirs, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
+            )
+        self._end = weakref.finalize(self, _end, process, self._link)
+        return self._link
+
+
+def _end(process: subprocess.Popen[bytes], link: socket.socket) -> None:
+    link.close()
+    process.kill()
+    with contextlib.suppress(subprocess.TimeoutExpired):
+        process.wait(10)
