@@ -82,7 +82,7 @@ def test_a_length_over_the_limit_is_refused_unread(length: int) -> None:
     ("data", "text"),
     [
         (b"\x00\x01\x00\x00\x00\x00\x00\x00\x00\x00", "0 is no kind of frame"),
-        (b"\x07\x01\x00\x00\x00\x00\x00\x00\x00\x00", "7 is no kind of frame"),
+        (b"\xc8\x01\x00\x00\x00\x00\x00\x00\x00\x00", "200 is no kind of frame"),
         (b"HTTP/1.1 400 Bad Request", "72 is no kind of frame"),
         (b"\x03\x03\x00\x00\x00\x00\x00\x00\x00\x00", "unknown flags: 0x3"),
     ],
@@ -110,7 +110,7 @@ def test_what_breaks_the_limits_is_not_sent() -> None:
     with pytest.raises(FrameError, match="over the limit"):
         Frame(frames.LOG, 0, b"x" * (frames.MAX_PAYLOAD + 1)).to_bytes()
     with pytest.raises(FrameError, match="no kind"):
-        Frame(9, 0).to_bytes()
+        Frame(200, 0).to_bytes()
 
 
 def test_a_credit_of_another_size_is_refused() -> None:

@@ -64,6 +64,10 @@ def says_report(value: Any) -> Report:
     return value  # type: ignore[no-any-return]
 
 
+def says_text(value: Any) -> str:
+    return value  # type: ignore[no-any-return]
+
+
 def says_texts(value: Any) -> list[str] | None:
     return value  # type: ignore[no-any-return]
 

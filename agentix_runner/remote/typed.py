@@ -12,6 +12,7 @@ import pathlib
 import types
 import typing
 import uuid
+import weakref
 from collections import abc
 from collections.abc import Callable
 from typing import Any
@@ -25,6 +26,9 @@ _log = logging.getLogger("agentix_runner.remote")
 
 ANYTHING: Any = object()
 """Stands for no annotation: the result stays plain data."""
+
+# Understanding an annotation that is text takes longer than a short call.
+_known: weakref.WeakKeyDictionary[types.FunctionType, Any] = weakref.WeakKeyDictionary()
 
 _COLLECTIONS: dict[Any, type] = {
     **dict.fromkeys((list, abc.Sequence, abc.MutableSequence, abc.Iterable, abc.Collection), list),
@@ -44,6 +48,15 @@ _PLAIN: dict[Any, tuple[type, ...]] = {
 
 def annotation_of(function: Callable[..., Any]) -> Any:
     """What `function` says that it returns; ANYTHING where it says nothing that can be understood."""
+    if not isinstance(function, types.FunctionType):
+        return _annotation_of(function)
+    found = _known.get(function)
+    if found is None:
+        found = _known[function] = _annotation_of(function)
+    return found
+
+
+def _annotation_of(function: Callable[..., Any]) -> Any:
     while isinstance(function, functools.partial):
         function = function.func
     if isinstance(function, type):
@@ -97,8 +110,15 @@ def _is(value: Any, kinds: tuple[type, ...]) -> bool:
 
 
 def _show(value: Any) -> str:
-    text = repr(value)
-    return f"{type(value).__name__} {text if len(text) <= 100 else text[:97] + '...'}"
+    """A short text for `value`, made in a short time, however large it is."""
+    name = type(value).__name__
+    if isinstance(value, (str, bytes)):
+        return f"{name} {value[:60]!r}{'...' if len(value) > 60 else ''}"
+    if isinstance(value, int):
+        return f"{name} {value!r}" if value.bit_length() <= 256 else f"{name} of {value.bit_length()} bits"
+    if hasattr(value, "__len__"):
+        return f"{name} of {len(value)}"
+    return f"{name} {value!r}"
 
 
 @functools.lru_cache(maxsize=1)
