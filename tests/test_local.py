@@ -344,7 +344,7 @@ def test_the_first_session_sweeps_what_dead_owners_left(tmp_path: Path) -> None:
     me = os.getpid()
     dead = [left_by(child.pid, "9fcb.1", tmp_path), left_by(me, "9fcb.1", tmp_path)]
     alive = [
-        left_by(me, directories._started(me), tmp_path),
+        left_by(me, directories.started(me), tmp_path),
         left_by(child.pid, "9fcb.1", tmp_path, node="00000000"),
         tmp_path / "agentix-local-mine",
         tmp_path / "agentix-local-a-b-c-d",
@@ -378,12 +378,12 @@ def test_sweeping_kills_what_still_runs_there(tmp_path: Path) -> None:
 
 def test_an_owner_is_told_from_another_process_of_its_number() -> None:
     """Start times differ between processes, are stable for one, and empty for none."""
-    me = directories._started(os.getpid())
+    me = directories.started(os.getpid())
     assert me
-    assert me == directories._started(os.getpid())
+    assert me == directories.started(os.getpid())
     child = subprocess.Popen(["true"])
     child.wait(10)
-    assert directories._started(child.pid) == ""
+    assert directories.started(child.pid) == ""
 
 
 # --- the provider itself ---

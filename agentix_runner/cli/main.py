@@ -6,6 +6,7 @@ import click
 
 from .._version import __version__
 from .build import build
+from .clean import clean
 from .command import Group
 from .output import ensure_streams
 from .report import report
@@ -28,5 +29,6 @@ def main(ctx: click.Context) -> None:
 
 
 main.add_command(build)
+main.add_command(clean)
 main.add_command(report)
 main.add_command(show)

@@ -49,7 +49,7 @@ def make(root: str | os.PathLike[str] | None) -> str:
                 _swept.add((os.getpid(), home))
                 sweep(home)
         pid = os.getpid()
-        path = os.path.join(home, f"{_PREFIX}{_node()}-{pid}-{_started(pid)}-{secrets.token_hex(6)}")
+        path = os.path.join(home, f"{_PREFIX}{_node()}-{pid}-{started(pid)}-{secrets.token_hex(6)}")
         os.mkdir(path, 0o700)
         return path
     except OSError as error:
@@ -177,7 +177,7 @@ def _node() -> str:
     return f"{zlib.crc32(f'{socket.gethostname()} {namespace}'.encode()):08x}"
 
 
-def _started(pid: int) -> str:
+def started(pid: int) -> str:
     """When `pid` was started, as text that tells it from another process of the same number. "" where it isn't
     running, "0" where that is all that can be known. Raises OSError where it can't be known."""
     if sys.platform != "linux":
@@ -208,4 +208,4 @@ def _is_dead(name: str) -> bool:
     parts = name[len(_PREFIX) :].split("-")
     if len(parts) != 4 or parts[0] != _node() or not parts[1].isdigit():
         return False
-    return _started(int(parts[1])) != parts[2]
+    return started(int(parts[1])) != parts[2]

@@ -42,6 +42,8 @@ class Engine:
         self._events: Events | None = None
         self._users = 0
         self._was_reached = False
+        self._failures = 0
+        self._failure: SandboxStartError | None = None
 
     @property
     def client(self) -> Any:
@@ -71,8 +73,13 @@ class Engine:
         Raises:
             SandboxStartError: no engine can be reached.
         """
+        failures = self._failures
         with self._lock:
+            if self._failure is not None and self._failures != failures:
+                # Somebody has found out while this one waited: no need for each to wait for a silent engine in turn.
+                raise SandboxStartError(str(self._failure), transient=self._failure.transient)
             self._connect()
+            self._failure = None
             self._users += 1
         try:
             if at_first is not None:
@@ -102,7 +109,9 @@ class Engine:
         except Exception as error:
             if self._users == 0 and self._client is not None:
                 self._disconnect()
-            raise self.explained(error, "be reached") from (error if self._was_reached else None)
+            self._failures += 1
+            self._failure = self.explained(error, "be reached")
+            raise self._failure from (error if self._failure.transient else None)
 
     def _disconnect(self) -> None:
         self.events.close()

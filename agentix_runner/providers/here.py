@@ -6,6 +6,7 @@ import logging
 import secrets
 import threading
 from collections.abc import Callable
+from concurrent.futures import Future
 from typing import Any
 
 from . import sweep
@@ -22,9 +23,9 @@ class Here:
         self.label = f"agentix.provider={secrets.token_hex(8)}"
         self.engine = Engine(make, self.label)
         self.images = Images(self.engine, pull=pull, remove=remove_images)
-        self._making = threading.Lock()
-        self._bundles: dict[str | None, tuple[str, str]] = {}
-        self._owed_lock = threading.Lock()
+        # Guards what follows. Never held while the engine is asked.
+        self._lock = threading.Lock()
+        self._bundles: dict[str | None, Future[tuple[str, str]]] = {}
         self._owed: set[str] = set()
 
     def sweep(self) -> None:
@@ -33,12 +34,12 @@ class Here:
 
     def owe(self, container: str) -> None:
         """Note the name of a container that may still be there, or come to be: the engine did not answer."""
-        with self._owed_lock:
+        with self._lock:
             self._owed.add(container)
 
     def remove_owed(self) -> None:
         """Try again to remove what is owed, now that the engine answers."""
-        with self._owed_lock:
+        with self._lock:
             owed, self._owed = self._owed, set()
         for container in owed:
             try:
@@ -48,18 +49,34 @@ class Here:
                 self.owe(container)
 
     def bundle(self, name: str | None) -> tuple[str, str]:
-        """The volume of a bundle, and its architecture. Raises BundleError."""
-        with self._making:
-            if name not in self._bundles:
-                from ..bundle.default import default_bundle
-                from ..bundle.volumes import bundle_image, bundle_volume
+        """The volume of a bundle, and its architecture. Looked for once; who comes meanwhile waits for the outcome.
 
-                client = self.engine.client
-                tag = name or default_bundle(client)
-                architecture = bundle_image(client, tag).attrs.get("Architecture", "")
-                self._bundles[name] = bundle_volume(client, tag), architecture
-            return self._bundles[name]
+        Raises:
+            BundleError: it is none, or there can be none.
+        """
+        with self._lock:
+            found = self._bundles.get(name)
+            mine = found is None
+            if found is None:
+                found = self._bundles[name] = Future()
+        if mine:
+            try:
+                found.set_result(self._look_for(name))
+            except BaseException as error:
+                self.forget_bundle(name)
+                found.set_exception(error)
+        return found.result()
 
     def forget_bundle(self, name: str | None) -> None:
-        with self._making:
+        """What is known of a bundle is not true any more."""
+        with self._lock:
             self._bundles.pop(name, None)
+
+    def _look_for(self, name: str | None) -> tuple[str, str]:
+        from ..bundle.default import default_bundle
+        from ..bundle.volumes import bundle_image, bundle_volume
+
+        client = self.engine.client
+        tag = name or default_bundle(client)
+        architecture = bundle_image(client, tag).attrs.get("Architecture", "")
+        return bundle_volume(client, tag), architecture

@@ -11,7 +11,7 @@ import os
 import socket
 from collections.abc import Mapping
 
-from .directories import _started as started
+from .directories import started
 
 RUN = "agentix.run_id"
 INSTANCE = "agentix.instance_id"
@@ -52,4 +52,7 @@ def is_here(labels: Mapping[str, str]) -> bool:
 def is_dead(labels: Mapping[str, str]) -> bool:
     """Whether the owner is known to be dead. What can't be known is alive."""
     pid = labels.get(PID, "")
-    return is_here(labels) and pid.isdigit() and started(int(pid)) != labels.get(START)
+    try:
+        return is_here(labels) and pid.isdigit() and started(int(pid)) != labels.get(START)
+    except OSError:
+        return False

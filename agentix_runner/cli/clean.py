@@ -1,0 +1,126 @@
+"""`agentix clean`: removes what runs have left in a container engine because they were killed."""
+
+from __future__ import annotations
+
+import contextlib
+import sys
+from collections.abc import Callable, Iterator
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from ..errors import BadArgument, BundleError, SandboxError
+from . import exits
+from .command import Command, Option
+from .output import write
+from .text import clean as cleaned
+from .text import plural
+
+if TYPE_CHECKING:
+    from ..providers.sweep import Found
+
+EPILOG = """\
+\b
+Without --run it removes what belongs to runs whose process on this machine is dead: --all-dead says the same in so
+many words. It never touches the containers of a run that goes on, nor any that agentix-run did not make.
+
+\b
+Exit codes:
+  0    all of it is removed
+  1    something could not be removed, or no engine answers
+  2    an argument is not possible
+"""
+_TIMEOUT_S = 60.0
+
+
+def _option(*names: str, **settings: Any) -> Callable[[Callable[..., None]], Callable[..., None]]:
+    return click.option(*names, cls=Option, **settings)
+
+
+@click.command(
+    name="clean",
+    cls=Command,
+    epilog=EPILOG,
+    context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100},
+)
+@_option("--run", "run_id", metavar="ID", group="What", help="Only the containers of this run (run_id in run.json).")
+@_option("--all-dead", is_flag=True, group="What", help="Those of every run that is dead.  [default]")
+@_option("--dry-run", is_flag=True, group="What", help="Tell what would be removed, and remove nothing.")
+@click.pass_context
+def clean(ctx: click.Context, /, run_id: str | None, all_dead: bool, dry_run: bool) -> None:
+    """Remove containers that dead runs have left, and the volumes of bundles that are gone.
+
+    It takes a killed process to leave any: a run removes its own, and those of dead ones when it starts.
+    """
+
+    def run() -> int:
+        try:
+            return _clean(run_id, all_dead, dry_run)
+        except (BundleError, SandboxError) as error:
+            click.echo(f"Error: {cleaned(error, 2000)}", err=True)
+            return exits.FAILED
+
+    with exits.interruptible():
+        code = exits.exit_code(run, verbose=False, on_interrupt=lambda: "some of it may be left")
+    ctx.exit(code)
+
+
+def _clean(run_id: str | None, all_dead: bool, dry_run: bool) -> int:
+    from ..bundle.volumes import remove_unused_volumes
+    from ..providers.sweep import find
+
+    if run_id is not None and all_dead:
+        raise BadArgument("--run and --all-dead exclude each other: give one of them")
+    if run_id == "":
+        raise BadArgument("--run is empty: give a run's id (run_id in its run.json)")
+    word = "would remove" if dry_run else "removed"
+    with _engine() as client:
+        containers = _doomed(find(client.api, run_id), run_id)
+        failed = 0
+        for one in containers:
+            about = f"container {one.name} ({one.status}{f', run {one.run_id}' if one.run_id else ''})"
+            if not dry_run and not _removed(client, one, about):
+                failed += 1
+                continue
+            write(f"{word} {cleaned(about)}", sys.stdout)
+        volumes = [] if run_id is not None else remove_unused_volumes(client, dry_run)
+        for name in volumes:
+            write(f"{word} volume {cleaned(name)}", sys.stdout)
+    count = f"{plural(len(containers) - failed, 'container')} and {plural(len(volumes), 'volume')}"
+    write(f"{word} {count}", sys.stdout)
+    return exits.FAILED if failed else exits.OK
+
+
+def _doomed(found: list[Found], run_id: str | None) -> list[Found]:
+    """Those to be removed. Raises BadArgument for a run that goes on."""
+    from ..providers import owners
+
+    if run_id is None:
+        return [one for one in found if one.is_dead]
+    for one in found:
+        if owners.is_here(one.labels) and not one.is_dead:
+            raise BadArgument(f"run {run_id} goes on (process {one.labels[owners.PID]}): stop that first")
+    return found
+
+
+def _removed(client: Any, one: Found, about: str) -> bool:
+    from docker.errors import DockerException
+    from requests import RequestException
+
+    from ..providers.sweep import remove
+
+    try:
+        remove(client.api, one.id)
+    except (DockerException, RequestException, SandboxError) as error:
+        click.echo(f"Error: {cleaned(f'{about} could not be removed: {error}', 2000)}", err=True)
+        return False
+    return True
+
+
+@contextlib.contextmanager
+def _engine() -> Iterator[Any]:
+    from ..providers.engine import Engine, connect
+
+    engine = Engine(lambda: connect(_TIMEOUT_S), "agentix.provider=none")
+    with engine.used(), engine.doing("look for what is left"):
+        yield engine.client
