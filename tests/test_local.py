@@ -9,6 +9,7 @@ import threading
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
+import psutil
 import pytest
 
 from agentix_runner import LocalProvider, SandboxConfig
@@ -34,13 +35,12 @@ def nothing_left(tmp_path: Path):  # type: ignore[no-untyped-def]
     with LocalProvider(root=tmp_path / "root").session(EMPTY) as sandbox:
         # What is loaded late is loaded now.
         sandbox.remote(remote.make_report)
-    before = descriptors()
+    before, children = descriptors(), psutil.Process().children()
     yield
     assert descriptors() == before
     assert [thread.name for thread in threading.enumerate() if thread.name.startswith("agentix")] == []
     assert list((tmp_path / "root").iterdir()) == []
-    with pytest.raises(ChildProcessError):
-        os.waitpid(-1, os.WNOHANG)
+    assert [child for child in psutil.Process().children() if child not in children] == []
 
 
 # --- directory, image, environment ---
