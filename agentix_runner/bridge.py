@@ -137,6 +137,11 @@ class AwaitableSandbox:
         call = functools.partial(contextvars.copy_context().run, self._sandbox.remote, fn, *args, **kwargs)
         return await asyncio.get_running_loop().run_in_executor(None, call)
 
+    def tunnel(self, upstream: str, **options: Any) -> Any:
+        """The sandbox's own tunnel, for `async with`."""
+        tunnel = self._sandbox.tunnel(upstream, **options)
+        return AwaitableTunnel(tunnel) if hasattr(type(tunnel), "__enter__") else tunnel
+
 
 class BlockingSandbox:
     """An async sandbox as a plain method sees it: `remote` blocks. For use from any thread but the loop's own."""
@@ -167,11 +172,65 @@ class BlockingSandbox:
         finally:
             self._calls.discard(future)
 
+    def tunnel(self, upstream: str, **options: Any) -> Any:
+        """The sandbox's own tunnel, for `with`."""
+        tunnel = self._sandbox.tunnel(upstream, **options)
+        return BlockingTunnel(tunnel, self._loop) if hasattr(type(tunnel), "__aenter__") else tunnel
+
     def end(self) -> None:
         """Wake whoever waits in `remote`; further calls are refused."""
         self._over = True
         for future in list(self._calls):
             future.cancel()
+
+
+# ---------------------------------------------------------------- the two views of a tunnel
+
+
+class AwaitableTunnel:
+    """A blocking tunnel as an async method sees it: `async with`, and everything else is the tunnel's own."""
+
+    def __init__(self, tunnel: Any) -> None:
+        self._tunnel = tunnel
+
+    def __repr__(self) -> str:
+        return repr(self._tunnel)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._tunnel, name)
+
+    async def __aenter__(self) -> str:
+        opening = asyncio.get_running_loop().run_in_executor(None, self._tunnel.__enter__)
+        try:
+            url: str = await asyncio.shield(opening)
+        except asyncio.CancelledError:
+            # It goes on in its thread, and nobody else will close what it opens.
+            opening.add_done_callback(lambda done: done.exception() or self._leave(None, None, None))
+            raise
+        return url
+
+    async def __aexit__(self, *exc: object) -> None:
+        await asyncio.shield(self._leave(*exc))
+
+    def _leave(self, *exc: object) -> asyncio.Future[Any]:
+        return asyncio.get_running_loop().run_in_executor(None, self._tunnel.__exit__, *exc)
+
+
+class BlockingTunnel:
+    """An async tunnel as a plain method sees it: `with`, and everything else is the tunnel's own."""
+
+    def __init__(self, tunnel: Any, loop: asyncio.AbstractEventLoop) -> None:
+        self._tunnel = tunnel
+        self._loop = loop
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._tunnel, name)
+
+    def __enter__(self) -> Any:
+        return asyncio.run_coroutine_threadsafe(self._tunnel.__aenter__(), self._loop).result()
+
+    def __exit__(self, *exc: object) -> None:
+        asyncio.run_coroutine_threadsafe(self._tunnel.__aexit__(*exc), self._loop).result()
 
 
 # ---------------------------------------------------------------- calling an adapter's method

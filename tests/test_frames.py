@@ -39,6 +39,9 @@ def taken(reader: FrameReader) -> list[tuple[int, int, bytes, bool]]:
         (Frame(frames.ERROR, 2**32 - 1, b""), b"\x04\x01\xff\xff\xff\xff\x00\x00\x00\x00"),
         (Frame(frames.LOG, 0, b"\x00\xff"), b"\x05\x01\x00\x00\x00\x00\x00\x00\x00\x02\x00\xff"),
         (frames.credit(7, 65536), b"\x06\x01\x00\x00\x00\x07\x00\x00\x00\x04\x00\x01\x00\x00"),
+        (Frame(frames.HEAD, 2**31, b"h"), b"\x07\x01\x80\x00\x00\x00\x00\x00\x00\x01h"),
+        (Frame(frames.BODY, 2**31 + 1, b"b", end=False), b"\x08\x00\x80\x00\x00\x01\x00\x00\x00\x01b"),
+        (Frame(frames.RESET, 2**31, b"why"), b"\x09\x01\x80\x00\x00\x00\x00\x00\x00\x03why"),
     ],
 )
 def test_the_bytes_of_each_kind_of_frame_never_change(frame: Frame, data: bytes) -> None:
@@ -49,8 +52,9 @@ def test_the_bytes_of_each_kind_of_frame_never_change(frame: Frame, data: bytes)
 
 def test_every_kind_is_among_those_that_are_frozen() -> None:
     """There is no kind of frame besides those whose bytes are spelled out above."""
-    assert frozenset({1, 2, 3, 4, 5, 6}) == frames.KINDS
+    assert frozenset({1, 2, 3, 4, 5, 6, 7, 8, 9}) == frames.KINDS
     assert (frames.WIRE, frames.MAX_PAYLOAD, frames.WINDOW) == (1, 65536, 1048576)
+    assert frames.TUNNEL_STREAMS == 2**31
 
 
 @given(st.lists(st.tuples(st.sampled_from(sorted(frames.KINDS)), st.binary(max_size=300))), st.integers(1, 40))

@@ -21,6 +21,7 @@ from . import wire_functions as remote
 
 HERE = Path(guard.__file__).parent
 SANDBOX_SIDE = ["guard.py", "worker.py", "printed.py", "outbox.py", "frames.py", "codec.py", "trees.py", "tools.py"]
+SANDBOX_SIDE += ["inlet.py", "streams.py", "http1.py"]
 REACH = Reach(python=sys.version_info[:2], shared=True)
 
 
@@ -84,6 +85,7 @@ def test_the_sandbox_side_imports_the_standard_library_alone() -> None:
     """Whatever is imported in the sandbox's modules, also late, is of the standard library or beside it."""
     allowed = {
         *("asyncio", "codecs", "collections", "contextlib", "ctypes", "dataclasses", "enum", "errno", "fcntl"),
+        *("functools", "itertools"),
         *(
             "json",
             "os",

@@ -10,10 +10,11 @@ from __future__ import annotations
 import contextlib
 import json
 import logging
+import os
 import threading
 from collections.abc import Callable, Mapping
 from concurrent.futures import Future
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from .._version import __version__
 from ..errors import CallError, SandboxDied, SandboxError, SandboxStartError
@@ -24,6 +25,9 @@ from .frames import FrameError, FrameReader
 from .logs import SandboxLog
 from .outbox import Closed, Outbox
 from .transport import Transport
+
+if TYPE_CHECKING:
+    from .tunnel import Tunnel, Tunnels
 
 _log = logging.getLogger("agentix_runner.remote")
 
@@ -61,6 +65,7 @@ class RemoteSandbox:
         self._max_log = max_log
         # The worker cuts first, and says so in a line of its own.
         self._printed = SandboxLog(max_log + 1024, on_log, labels or {})
+        self._labels = dict(labels or {})
         self._outbox = Outbox(transport.write)
         self._reach: Reach | None = None
         self._greeting = bytearray()
@@ -73,6 +78,7 @@ class RemoteSandbox:
         self._given_up: set[int] = set()
         self._last_call = 0
         self._end: Callable[[str], SandboxError] | None = None
+        self._tunnels: Tunnels | None = None
         # Guards the credit that is due, by stream.
         self._due = threading.Condition()
         self._credit: dict[int, int] = {}
@@ -107,6 +113,26 @@ class RemoteSandbox:
         call.future.add_done_callback(lambda future: self._give_up(number) if future.cancelled() else None)
         return call.future
 
+    def tunnel(
+        self,
+        upstream: str,
+        *,
+        headers: Mapping[str, str | None] | None = None,
+        record: str | os.PathLike[str] | None = None,
+        **options: Any,
+    ) -> Tunnel:
+        """A way for the sandbox to reach `upstream`, through this process: `with sandbox.tunnel(...) as url:`.
+
+        See `agentix_runner.remote.tunnel.Tunnel` for the arguments, and its `Limits` for more. Raises BadArgument.
+        """
+        from .tunnel import Tunnel, Tunnels  # most sandboxes have none
+
+        with self._lock:
+            if self._tunnels is None:
+                self._tunnels = Tunnels(self._outbox.put)
+            tunnels = self._tunnels
+        return Tunnel(self, tunnels, upstream, headers=headers, record=record, labels=self._labels, **options)
+
     def kill(self) -> None:
         """End everything in the sandbox, and wake whoever waits for it with SandboxDied. From any thread, at once."""
         self._finish(lambda name: SandboxDied(f"the sandbox was killed while {name} ran"))
@@ -118,6 +144,8 @@ class RemoteSandbox:
         False where it did not end by itself in time: something of it may be left.
         """
         self.kill()
+        if self._tunnels is not None:
+            self._tunnels.close()
         with self._due:
             creditor = self._creditor
             self._due.notify_all()
@@ -227,6 +255,8 @@ class RemoteSandbox:
             calls, self._calls = self._calls, {}
         self._outbox.close()
         self._ready.set()
+        if self._tunnels is not None:
+            self._tunnels.cancel()
         for call in calls.values():
             call.fail(error(call.name))
 
@@ -275,6 +305,9 @@ class RemoteSandbox:
             if self._end is None:
                 self._printed.feed(bytes(frame.payload))
             self._grant(0, len(frame.payload))
+        elif frame.stream >= frames.TUNNEL_STREAMS:
+            if self._tunnels is not None:
+                self._tunnels.take(frame)
         elif frame.kind == frames.HELLO:
             self._take_greeting(frame)
         elif frame.kind == frames.CREDIT:

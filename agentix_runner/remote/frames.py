@@ -31,8 +31,17 @@ LOG = 5
 """Sandbox to host: what was printed. Stream 0."""
 CREDIT = 6
 """Receiver to sender: so many more bytes may be sent on this stream (4 bytes)."""
+HEAD = 7
+"""Either way: the head of a request through a tunnel (to the host), or of its answer. In one frame."""
+BODY = 8
+"""Either way: a part of the body of such a request or answer. `END` ends it."""
+RESET = 9
+"""Either way: such a request comes to no good end. The payload is the reason, as text."""
 
-KINDS = frozenset((HELLO, CALL, RESULT, ERROR, LOG, CREDIT))
+KINDS = frozenset((HELLO, CALL, RESULT, ERROR, LOG, CREDIT, HEAD, BODY, RESET))
+
+TUNNEL_STREAMS = 1 << 31
+"""Streams of this number and above are requests through a tunnel, and numbered by the sandbox."""
 
 END = 1
 """Flag: the message ends with this frame."""

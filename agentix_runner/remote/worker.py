@@ -27,7 +27,13 @@ if TYPE_CHECKING:
     from collections.abc import Callable
     from typing import Any
 
+    from .inlet import Inlets
+
 _TEXT_LIMIT = 64 * 1024
+
+
+current: Worker | None = None
+"""This process' worker, for what the host calls in it."""
 
 
 def serve(log_reader: int, log_writer: int) -> int:
@@ -37,7 +43,8 @@ def serve(log_reader: int, log_writer: int) -> int:
     null = os.open(os.devnull, os.O_RDONLY)
     os.dup2(null, 0)
     os.close(null)
-    worker = Worker(inlet, outlet, log)
+    global current
+    worker = current = Worker(inlet, outlet, log)
     greeting = worker.greet()
     os.dup2(log_writer, 1)
     os.dup2(log_writer, 2)
@@ -71,6 +78,7 @@ class Worker:
         self.printed = Printed(log, self.outbox)
         self.max_result = 1 << 62
         self.is_fork = False
+        self.inlets: Inlets | None = None
         self._coming: dict[int, bytearray] = {}
 
     def _write(self, data: bytes) -> None:
@@ -126,6 +134,9 @@ class Worker:
                 return 0
             if frame.kind == frames.CALL:
                 self._take_call(frame)
+            elif frame.stream >= frames.TUNNEL_STREAMS:
+                if self.inlets is not None:
+                    self.inlets.take(frame)
             elif frame.kind == frames.CREDIT:
                 self.outbox.grant(frame.stream, frames.credit_of(frame))
 
@@ -194,6 +205,8 @@ class Worker:
     def forked(self) -> None:
         """In a fork of this process: the frames are not for it, and it must not hold them open."""
         self.is_fork = True
+        if self.inlets is not None:
+            self.inlets.forked()
         for number in (self.inlet, self.outlet):
             with contextlib.suppress(OSError):
                 os.close(number)

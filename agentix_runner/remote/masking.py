@@ -1,0 +1,88 @@
+"""Secrets kept out of what leaves the host: of records, of error texts, and of answers that repeat a request's headers.
+
+A mask is as long as what it hides, so that a body keeps its length.
+"""
+
+from __future__ import annotations
+
+import base64
+import binascii
+import json
+import re
+from collections.abc import Mapping
+from urllib.parse import quote
+
+_SECRET_NAME = re.compile(r"auth|key|token|secret|cookie|credential|password|passwd|session|signature", re.IGNORECASE)
+# What is shorter can be guessed, and stands in any text.
+_SHORTEST = 8
+
+
+def is_secret(name: str) -> bool:
+    """Whether a header of this name holds a secret, by all appearances."""
+    return _SECRET_NAME.search(name) is not None
+
+
+class Mask:
+    """Hides the secrets among a tunnel's own `headers`."""
+
+    def __init__(self, headers: Mapping[str, str | None]) -> None:
+        found: set[bytes] = set()
+        for name, value in headers.items():
+            if value and is_secret(name):
+                found |= _spellings(value)
+        # Longest first: where one is a part of another, all of it is hidden.
+        self._secrets = sorted(found, key=len, reverse=True)
+        self._pattern = re.compile(b"|".join(map(re.escape, self._secrets))) if found else None
+
+    def hide(self, data: bytes) -> bytes:
+        """`data` without secrets."""
+        return data if self._pattern is None else self._pattern.sub(lambda match: b"*" * len(match[0]), data)
+
+    def hide_text(self, text: str) -> str:
+        """`text` without secrets."""
+        if self._pattern is None:
+            return text
+        return self.hide(text.encode("utf-8", "surrogatepass")).decode("utf-8", "surrogatepass")
+
+    def stream(self) -> MaskedStream:
+        """For a body that comes in pieces."""
+        return MaskedStream(self)
+
+    def begun(self, data: bytes) -> int:
+        """How many bytes at the end of `data` may be the beginning of a secret."""
+        for size in range(min(len(data), len(self._secrets[0]) - 1 if self._secrets else 0), 0, -1):
+            end = data[-size:]
+            if any(secret.startswith(end) for secret in self._secrets):
+                return size
+        return 0
+
+
+class MaskedStream:
+    """A body on its way. What may be the beginning of a secret is held back until more is known."""
+
+    def __init__(self, mask: Mask) -> None:
+        self._mask = mask
+        self._held = b""
+
+    def feed(self, data: bytes, *, last: bool = False) -> bytes:
+        """What may go on, now that `data` has come."""
+        data = self._mask.hide(self._held + data)
+        held = 0 if last else self._mask.begun(data)
+        self._held = data[len(data) - held :]
+        return data[: len(data) - held]
+
+
+def _spellings(value: str) -> set[bytes]:
+    """A header's value, and what stands in it: the token behind its scheme, and what that is the base64 of."""
+    found = {value, value.partition(" ")[2].strip()}
+    scheme, _, rest = value.partition(" ")
+    if scheme.lower() == "basic":
+        try:
+            pair = base64.b64decode(rest, validate=True).decode("latin-1")
+        except (binascii.Error, ValueError):
+            pair = ""
+        found |= {pair, pair.partition(":")[2]}
+    found = {one for one in found if len(one) >= _SHORTEST}
+    found |= {json.dumps(one)[1:-1] for one in found} | {quote(one, safe="") for one in found}
+    plain = {one.encode("latin-1", "replace") for one in found}
+    return plain | {base64.b64encode(one).rstrip(b"=") for one in plain}
