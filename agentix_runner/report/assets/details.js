@@ -1,6 +1,7 @@
 // One rollout in full, in a dialog. Its details are packed in the page, and unpacked when it is opened.
 
-const SHOWN_LINES = 1500;
+const SHOWN_LINES = 1500; // of a patch, at first
+const MORE_LINES = 5000; // and each time that more are asked for
 const LONGEST_LINE = 4000;
 
 async function unpack(run, row) {
@@ -80,14 +81,17 @@ function patch(run, found) {
   const cut = found.patch_size > found.patch.length;
   const box = el("div", { class: "diff", tabindex: 0, role: "region", "aria-label": "Patch" }), grid = el("div", { class: "lines" });
   box.append(grid);
-  const counts = { old: 0, new: 0, inHunk: false }, drawn = (from, to) => grid.append(...lines.slice(from, to).map((text) => diffLine(text, counts)));
-  drawn(0, SHOWN_LINES);
-  const out = [box];
-  if (lines.length > SHOWN_LINES) {
-    const more = el("button", { type: "button", class: "more", onclick: () => { drawn(SHOWN_LINES, lines.length); more.remove(); } },
-      `Show the other ${plural(lines.length - SHOWN_LINES, "line")}`);
-    out.push(more);
-  }
+  const counts = { old: 0, new: 0, inHunk: false }, out = [box];
+  const more = el("button", { type: "button", class: "more", onclick: () => draw(MORE_LINES) });
+  let drawn = 0;
+  const draw = (count) => {
+    grid.append(...lines.slice(drawn, drawn + count).map((text) => diffLine(text, counts)));
+    drawn = Math.min(drawn + count, lines.length);
+    more.textContent = `Show ${plural(Math.min(MORE_LINES, lines.length - drawn), "more line")} of ${number(lines.length - drawn)}`;
+    more.hidden = drawn >= lines.length;
+  };
+  draw(SHOWN_LINES);
+  out.push(more);
   if (cut) out.push(el("p", { class: "note" }, `The first ${number(found.patch.length)} of ${number(found.patch_size)} characters; all of it is in ${data.runs[run].name}/${found.folder}/patch.diff.`));
   return [section("Patch", plural(lines.length, "line"), ...out)];
 }

@@ -151,7 +151,7 @@ function usage(run) {
 }
 
 function rolloutColumns(rollouts, open) {
-  const some = (test) => rollouts.some(test), longest = Math.max(0.001, ...rollouts.map((r) => r.duration || 0));
+  const some = (test) => rollouts.some(test), longest = rollouts.reduce((most, r) => Math.max(most, r.duration || 0), 0.001);
   const keys = [...new Set(rollouts.flatMap((r) => Object.keys(r.usage || {})))].sort();
   const pick = (...ends) => ends.map((end) => keys.find((key) => key === end || key.endsWith("." + end))).find(Boolean);
   const used = [pick("total_tokens", "tokens", "output_tokens", "completion_tokens"), pick("cost", "total_cost", "cost_usd", "instance_cost"), pick("steps", "n_steps", "turns", "api_calls", "n_calls")].filter(Boolean);
@@ -159,8 +159,9 @@ function rolloutColumns(rollouts, open) {
     { key: "status", title: "status", narrow: true, value: (r) => STATUS_RANK[r.status], cell: (r) => pill(r.status) },
     { key: "id", title: "instance", narrow: true, kind: "id", value: (r) => r.id, cell: (r) => [
       el("button", { type: "button", class: "link", onclick: () => open(r), title: r.id.length > 60 ? visible(r.id) : null }, clip(oneLine(r.id), 120)),
+      r.attempt ? el("span", { class: "note slim" }, ` attempt ${r.attempt}`) : null,
       r.error ? el("span", { class: "error-line" }, oneLine(r.error)) : null] },
-    some((r) => r.attempt) && { key: "attempt", title: "attempt", right: true, narrow: true, value: (r) => r.attempt, cell: (r) => String(r.attempt) },
+    some((r) => r.attempt) && { key: "attempt", title: "attempt", right: true, value: (r) => r.attempt, cell: (r) => String(r.attempt) },
     some((r) => r.reward !== undefined && r.reward !== 0 && r.reward !== 1) && { key: "reward", title: "reward", right: true, value: (r) => r.reward, cell: (r) => number(r.reward) },
     { key: "duration", title: "duration", right: true, narrow: true, kind: "nowrap", value: (r) => r.duration, cell: (r) => duration(r.duration) },
     { key: "agent", title: "agent's time", right: true, kind: "nowrap", value: (r) => sum((r.phases || []).filter(([p]) => p === 2).map(([, start, end]) => end - start)) || null,
