@@ -8,6 +8,7 @@ import os
 import shutil
 import zlib
 from collections.abc import Iterator
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -35,15 +36,12 @@ FLAGS = (
 )
 
 
-def chromium() -> tuple[str, str]:
-    """The browser and its driver; without them the tests are skipped, or fail where AGENTIX_REQUIRE_BROWSER is set."""
-    browser, driver = shutil.which("chromium"), shutil.which("chromedriver")
-    if browser and driver:
-        return browser, driver
-    reason = "needs Chromium and its driver: apt-get install chromium chromium-driver"
-    if os.environ.get("AGENTIX_REQUIRE_BROWSER"):
-        pytest.fail(reason)
-    pytest.skip(reason)
+BROWSER, DRIVER = shutil.which("chromium"), shutil.which("chromedriver")
+MISSING = "" if BROWSER and DRIVER else "needs Chromium and its driver: apt-get install chromium chromium-driver"
+if not MISSING and find_spec("selenium") is None:
+    MISSING = "needs selenium: pip install selenium"
+if MISSING and not os.environ.get("AGENTIX_REQUIRE_BROWSER"):
+    pytest.skip(MISSING, allow_module_level=True)
 
 
 class Browser:
@@ -102,14 +100,16 @@ class Browser:
 
 @pytest.fixture(scope="module")
 def window(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Browser]:
-    browser, driver = chromium()
-    webdriver = pytest.importorskip("selenium.webdriver", reason="needs selenium: pip install selenium")
+    if MISSING:
+        pytest.fail(f"AGENTIX_REQUIRE_BROWSER is set, but this {MISSING}")
+    from selenium import webdriver
+
     options = webdriver.ChromeOptions()
-    options.binary_location = browser
+    options.binary_location = str(BROWSER)
     for flag in (*FLAGS, f"--user-data-dir={tmp_path_factory.mktemp('profile')}"):
         options.add_argument(flag)
     options.set_capability("goog:loggingPrefs", {"browser": "ALL", "performance": "ALL"})
-    service = webdriver.ChromeService(executable_path=driver)
+    service = webdriver.ChromeService(executable_path=str(DRIVER))
     found = webdriver.Chrome(options=options, service=service)
     try:
         found.set_page_load_timeout(60)
