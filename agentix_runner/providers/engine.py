@@ -130,10 +130,16 @@ class Engine:
         """Inside, errors of docker-py become a SandboxStartError that says what failed: "the engine can't `what`"."""
         import docker.errors
         import requests
+        import urllib3.exceptions
 
         try:
             yield
-        except (docker.errors.DockerException, requests.RequestException) as error:
+        except (
+            docker.errors.DockerException,
+            requests.RequestException,
+            urllib3.exceptions.HTTPError,
+            OSError,
+        ) as error:
             explained = self.explained(error, what)
             raise explained from (error if explained.transient else None)
 
@@ -141,6 +147,7 @@ class Engine:
         """The SandboxStartError that tells of `error`, and what to do about it."""
         import docker.errors
         import requests
+        import urllib3.exceptions
 
         where = self._address()
         numbers = set(_numbers(error))
@@ -157,7 +164,8 @@ class Engine:
             )
         if errno.EMFILE in numbers:
             return SandboxStartError(f"the engine can't {what}: too many open files: raise `ulimit -n`")
-        if any(isinstance(one, requests.Timeout) for one in _chain(error)):
+        late = (requests.Timeout, urllib3.exceptions.TimeoutError, TimeoutError)
+        if any(isinstance(one, late) for one in _chain(error)):
             return SandboxStartError(f"the container engine at {where} took too long to {what}", transient=True)
         if isinstance(error, docker.errors.APIError):
             text = f"the engine can't {what}: {one_line(error)}"
