@@ -6,7 +6,7 @@ import difflib
 import inspect
 import json
 import types
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from enum import Enum
 from pathlib import Path
 from typing import Any, Literal, Union, get_args, get_origin
@@ -108,7 +108,13 @@ def to_type(text: str, wanted: Any) -> Any:
             return wanted(text)
         if wanted is bytes:
             return text.encode("utf-8", "surrogateescape")
-    return from_json(text)
+    value = from_json(text)
+    kind = origin or wanted
+    if isinstance(kind, type) and value is text and issubclass(kind, Mapping):
+        raise ValueError('give a JSON object, such as {"A": "b"}')
+    if isinstance(kind, type) and value is text and issubclass(kind, Collection) and kind is not str:
+        raise ValueError('give a JSON list, such as ["a", "b"]')
+    return value
 
 
 def _to_union(text: str, choices: tuple[Any, ...]) -> Any:

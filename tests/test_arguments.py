@@ -155,3 +155,19 @@ def test_annotation_that_can_not_be_resolved() -> None:
     def factory(a: Unknown, n: int = 1) -> None: ...
 
     assert convert(factory, a="[1]") == {"a": [1]}
+
+
+def test_a_collection_is_given_as_json() -> None:
+    """A mapping or a list takes JSON; text that is none is refused, not passed on as a str."""
+
+    def factory(env: dict[str, str] | None = None, mounts: tuple[str, ...] = ()) -> Any:
+        return env, mounts
+
+    def convert(**args: str) -> dict[str, Any]:
+        return convert_arguments(factory, args, option="--x-arg", name="factory")
+
+    assert convert(env='{"A": "b"}', mounts='["a:b"]') == {"env": {"A": "b"}, "mounts": ["a:b"]}
+    with pytest.raises(BadArgument, match="give a JSON object"):
+        convert(env="A=b")
+    with pytest.raises(BadArgument, match="give a JSON list"):
+        convert(mounts="a:b")

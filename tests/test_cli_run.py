@@ -257,6 +257,7 @@ class TestOptions:
             "max_errors": None,
             "run_dir": "out",
             "retry_errors": False,
+            "executor": None,
             "arguments": {"dataset": "bench:Tasks", "agent": "bench:Agent", "provider": "bench:Provider"},
         }
 
@@ -430,7 +431,7 @@ class TestHelp:
         found = [line.split()[0] for line in result.stdout.splitlines() if line.startswith("  --")]
         order = [name for name in found if name in ("--shuffle", "--instance-id", "--slice", "--limit")]
         assert order == ["--shuffle", "--instance-id", "--slice", "--limit"]
-        assert len(found) == 29
+        assert len(found) == 31
         assert "agentix-run --dataset examples.humaneval:dataset" in result.stdout
         assert "  130  Ctrl-C" in result.stdout
         assert max(map(len, result.stdout.splitlines())) <= 80

@@ -426,34 +426,17 @@ def test_local_is_known_and_loaded_with_text_for_arguments() -> None:
         (
             "local",
             {"rot": "/x"},
-            "provider 'local' takes no argument 'rot': it takes root, env, python, start_timeout,",
+            "--provider-arg rot: provider 'local' does not take 'rot'; it takes root, env, python, start_timeout,",
         ),
-        ("local", {"max_log": "many"}, "argument max_log='many' of provider 'local': give int"),
-        ("local", {"start_timeout": "x"}, "argument start_timeout='x' of provider 'local': give float"),
-        ("local", {"env": "A=1"}, "argument env='A=1' of provider 'local': it can't be given as text"),
+        ("local", {"max_log": "many"}, "--provider-arg max_log: give a whole number, not 'many'"),
+        ("local", {"start_timeout": "x"}, "--provider-arg start_timeout: give a number, not 'x'"),
+        ("local", {"env": "A=1"}, "--provider-arg env: give none, or give a JSON object, .* not 'A=1'"),
     ],
 )
 def test_what_no_provider_can_be_made_of_is_a_clear_error(name: str, args: dict[str, str], text: str) -> None:
     """The error names the culprit and what there is instead."""
     with pytest.raises(BadArgument, match=text.replace("there are local, .*did", "there are .*did")):
         load_provider(name, args)
-
-
-class Picky:
-    """A provider whose constructor has every kind of annotation that text can be converted to."""
-
-    def __init__(self, *, on: bool = False, size: int | None = 1, rate: float = 1.0, name: str | None = "", odd=None):  # type: ignore
-        self.given = (on, size, rate, name, odd)
-
-
-def test_text_becomes_what_the_annotation_says(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Booleans, numbers, text and none; without an annotation it stays text."""
-    monkeypatch.setattr("agentix_runner.providers._places", lambda: {"picky": f"{__name__}:Picky"})
-    args = {"on": "Yes", "size": "none", "rate": "3", "name": "None", "odd": "5"}
-    assert load_provider("picky", args).given == (True, None, 3.0, None, "5")
-    assert load_provider("picky", {"on": "0", "size": "7", "name": "x"}).given == (False, 7, 1.0, "x", None)
-    with pytest.raises(BadArgument, match="argument on='maybe' of provider 'picky': give bool"):
-        load_provider("picky", {"on": "maybe"})
 
 
 def test_a_provider_that_does_not_load_says_why(monkeypatch: pytest.MonkeyPatch) -> None:
