@@ -11,6 +11,7 @@ import platform
 import re
 import secrets
 import socket
+import time
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -24,6 +25,9 @@ RUN_FILE = "run.json"
 LOCK_FILE = "run.lock"
 FORMAT = 1
 """Version of the directory's layout, in run.json."""
+
+LOCK_WAIT_S = 1.0
+"""How long (seconds) to wait for another's lock before the directory counts as in use."""
 
 _MAX_RUN_FILE = 16 * 1024 * 1024
 _NOT_FOREIGN = frozenset(
@@ -63,22 +67,31 @@ def take_lock(path: Path, dir_fd: int) -> int:
     """
     fd = open_plain_file(LOCK_FILE, os.O_RDWR | os.O_CREAT, dir_fd=dir_fd)
     try:
-        try:
-            fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError as exc:
-            if exc.errno not in (errno.EWOULDBLOCK, errno.EACCES):
-                raise
+        if not _locked(fd):
             holder = os.pread(fd, 300, 0).decode("utf-8", "replace").strip()
             by = holder if re.fullmatch(r"process \d+ on [\w.-]+", holder) else "another process"
-            raise bad_directory(
-                path, f"is in use by {by}: wait for that run to end, or give another directory"
-            ) from None
+            raise bad_directory(path, f"is in use by {by}: wait for that run to end, or give another directory")
         os.ftruncate(fd, 0)
         write_all(fd, f"process {os.getpid()} on {socket.gethostname()}\n".encode())
     except BaseException:
         os.close(fd)
         raise
     return fd
+
+
+def _locked(fd: int) -> bool:
+    # A moment's patience: a run that was just killed may still be on its way out, and `in_use` holds it for an instant.
+    until = time.monotonic() + LOCK_WAIT_S
+    while True:
+        try:
+            fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            return True
+        except OSError as exc:
+            if exc.errno not in (errno.EWOULDBLOCK, errno.EACCES):
+                raise
+        if time.monotonic() >= until:
+            return False
+        time.sleep(0.02)
 
 
 def claim(path: Path, dir_fd: int, identity: Mapping[str, Any], details: Mapping[str, Any]) -> str:
@@ -134,8 +147,7 @@ def read_run_file(path: Path) -> dict[str, Any]:
 def in_use(path: Path) -> bool:
     """Whether a run uses the directory now.
 
-    Where none does, its lock is held for the moment that the question takes: ask only where that is expected to be
-    rare, since a run that starts in that very moment is refused.
+    Where none does, its lock is held for the moment that the question takes; a run that starts just then waits for it.
     """
     try:
         fd = os.open(path / LOCK_FILE, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK)

@@ -101,7 +101,7 @@ class Summary:
     def add(self, rollout: Rollout) -> None:
         """Count one rollout. Each (instance, attempt) is to be given once."""
         status = rollout.status if rollout.ran else "not_run"
-        self._counts[status] += 1
+        self._counts[status] = self._counts.get(status, 0) + 1
         tally = self._instances.setdefault(rollout.instance_id, [0, 0])
         self._attempts = max(self._attempts, rollout.attempt + 1)
         if status == "not_run":

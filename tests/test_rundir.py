@@ -853,3 +853,12 @@ def test_names_the_interface() -> None:
     """What the runner and the reports use is all here."""
     made: list[Callable[..., Any]] = [RunDir.open, read_rollouts, rundir.identity_of]
     assert all(map(callable, made))
+
+
+def test_a_lock_that_is_let_go_in_a_moment_is_waited_for(tmp_path: Path) -> None:
+    """A run that was just killed may hold its directory a moment longer; the next one does not fail for that."""
+    first = RunDir.open(tmp_path / "run", identity={})
+    timer = threading.Timer(0.1, first.close)
+    timer.start()
+    RunDir.open(tmp_path / "run", identity={}).close()
+    timer.join()
