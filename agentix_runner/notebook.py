@@ -11,10 +11,10 @@ from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, SupportsIndex, overload
 
-from .cli.text import clean, plural, printable, seconds
 from .errors import BadArgument
 from .records import LIMITED_PHASES, Rollout
 from .summary import STATUSES, summarize, usage_of
+from .text import clean, plural, printable, seconds
 
 SHOWN = 20
 """How many rows a list of rollouts is shown with: so many from its beginning and its end together."""

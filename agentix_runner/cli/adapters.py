@@ -22,7 +22,7 @@ from typing import Any
 
 from ..arguments import convert_arguments
 from ..errors import BadAdapter, BadArgument
-from .text import clean
+from ..text import clean
 
 
 def add_working_directory() -> None:

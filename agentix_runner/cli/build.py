@@ -13,10 +13,10 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from ..errors import BadArgument, BundleError
+from ..text import clean, printable
 from . import exits
 from .command import Command, Option
 from .output import write
-from .text import clean, printable
 
 if TYPE_CHECKING:
     import docker

@@ -10,7 +10,7 @@ from itertools import islice
 from typing import Any
 
 from ..errors import BadArgument
-from .text import clean
+from ..text import clean
 
 
 def choose(

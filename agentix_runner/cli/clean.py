@@ -10,11 +10,11 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from ..errors import BadArgument, BundleError, SandboxError
+from ..text import clean as cleaned
+from ..text import plural
 from . import exits
 from .command import Command, Option
 from .output import write
-from .text import clean as cleaned
-from .text import plural
 
 if TYPE_CHECKING:
     from ..providers.sweep import Found

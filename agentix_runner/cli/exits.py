@@ -17,7 +17,7 @@ from contextlib import contextmanager, suppress
 from types import FrameType
 
 from ..errors import BadAdapter, BadArgument, JournalError, RunDirError
-from .text import clean, printable
+from ..text import clean, printable
 
 OK = 0
 FAILED = 1

@@ -20,6 +20,7 @@ from attrs import define, frozen
 from ..errors import AgentixError, BadArgument
 from ..protocols import Agent, Dataset, SandboxProvider
 from ..records import RetryPolicy, Rollout, Timeouts
+from ..text import clean, is_terminal, plural
 from . import exits
 from .adapters import add_working_directory, load_adapter, read_instances, users_error
 from .choose import choose
@@ -27,7 +28,6 @@ from .logs import LOGGER, LineHandler, logging_to
 from .output import reserved_stdout, write
 from .progress import LogProgress, Progress, TerminalProgress
 from .table import table
-from .text import clean, is_terminal, plural
 from .values import to_mapping
 
 logger = logging.getLogger(LOGGER)

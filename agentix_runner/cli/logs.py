@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import TYPE_CHECKING, TextIO
 
-from .text import clean, printable
+from ..text import clean, printable
 
 LOGGER = "agentix_runner"
 

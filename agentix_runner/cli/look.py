@@ -17,8 +17,8 @@ from ..records import Rollout
 from ..report.data import read_log_end
 from ..rundir import read_rollouts
 from ..summary import Summary
+from ..text import clean, plural, printable, seconds
 from .table import ROWS, table
-from .text import clean, plural, printable, seconds
 
 LOG_LINES = 40
 MAX_TEXT = 1_000_000  # characters of one text that are shown

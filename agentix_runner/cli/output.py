@@ -12,7 +12,7 @@ from typing import TextIO
 import click
 
 from ..errors import JournalError
-from .text import wants_color
+from ..text import wants_color
 
 
 def ensure_streams() -> None:

@@ -20,8 +20,8 @@ from typing import Any, Protocol, TextIO
 
 from ..errors import BadArgument
 from ..records import Rollout
+from ..text import clean, cut_to, is_terminal, plural, whole_seconds
 from .tally import Tally
-from .text import clean, cut_to, is_terminal, plural, whole_seconds
 
 CLEAR = "\r\x1b[K"
 

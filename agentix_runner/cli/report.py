@@ -7,10 +7,10 @@ from pathlib import Path
 
 import click
 
+from ..text import clean, plural
 from . import exits
 from .command import Command, Option
 from .output import write
-from .text import clean, plural
 
 EPILOG = """\
 \b

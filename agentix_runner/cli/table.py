@@ -7,7 +7,7 @@ from typing import Any
 
 import click
 
-from .text import clean, plural, seconds
+from ..text import clean, plural, seconds
 
 ROWS = (
     ("resolved", "resolved", "green"),

@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Callable, Sequence
 
 from ..records import Rollout
-from .text import plural, whole_seconds
+from ..text import plural, whole_seconds
 
 PHASES = ("setup", "agent", "score")
 
