@@ -73,7 +73,11 @@ class Agent(Protocol):
 @runtime_checkable
 class SandboxProvider(Protocol):
     """Makes sandboxes. A sandbox may offer `kill()`, callable from any thread, which ends it and wakes whoever waits
-    for it; one of an async provider that doesn't is cancelled instead."""
+    for it; one of an async provider that doesn't is cancelled instead.
+
+    Optional: `expect_image(image, platform) -> over` is told of each rollout to come, in order, so that images can be
+    pulled ahead; `over()` is called when that rollout is over. Neither may block.
+    """
 
     def session(
         self, config: SandboxConfig

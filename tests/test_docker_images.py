@@ -6,6 +6,7 @@ import logging
 import secrets
 import subprocess
 import sys
+import threading
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
@@ -14,13 +15,13 @@ import docker
 import docker.errors
 import pytest
 
-from agentix_runner import DockerProvider, RetryPolicy, SandboxConfig, run_rollouts
+from agentix_runner import AgentResult, DockerProvider, RetryPolicy, SandboxConfig, run_rollouts
 from agentix_runner.errors import SandboxStartError
 from agentix_runner.providers import images, pulls
 
 from . import docker_functions as there
 from .conftest import eventually
-from .fakes import PlainAgent, PlainDataset
+from .fakes import PlainAgent, PlainDataset, Solver
 from .registry import Registry
 
 pytestmark = pytest.mark.usefixtures("nothing_left")
@@ -104,21 +105,25 @@ def test_expected_images_are_pulled_ahead_of_their_use(
     names = [name_of(number) for number in range(12)]
     wanted = [busybox, *map(registry.image, names)]
     provider = DockerProvider()
-    with provider.expecting([*wanted, wanted[1]]):
-        eventually(lambda: sum(registry.pulled.values()) == images.AHEAD, 60)
-        assert set(registry.pulled) == set(names[: images.AHEAD])
-        eventually(lambda: is_there(engine, wanted[images.AHEAD]), 60)
+    overs = [provider.expect_image(image) for image in [*wanted, wanted[1]]]
+    eventually(lambda: sum(registry.pulled.values()) == images.AHEAD, 60)
+    assert set(registry.pulled) == set(names[: images.AHEAD])
+    for over in reversed(overs):
+        over()
     assert registry.pulled == dict.fromkeys(names[: images.AHEAD], 1)
+    eventually(lambda: is_there(engine, wanted[images.AHEAD]), 60)
 
 
 def test_each_first_use_lets_another_one_come(registry: Registry, suite_bundle: str) -> None:
     """An image that is used makes room for the next one to be pulled ahead."""
     names = [name_of(number) for number in range(images.AHEAD + 2)]
     provider = DockerProvider()
-    with provider.expecting(map(registry.image, names)):
-        eventually(lambda: len(registry.pulled) == images.AHEAD, 60)
-        assert use(provider, registry.image(names[0]), suite_bundle) == 42
-        eventually(lambda: len(registry.pulled) == images.AHEAD + 1, 60)
+    overs = [provider.expect_image(registry.image(name)) for name in names]
+    eventually(lambda: len(registry.pulled) == images.AHEAD, 60)
+    assert use(provider, registry.image(names[0]), suite_bundle) == 42
+    eventually(lambda: len(registry.pulled) == images.AHEAD + 1, 60)
+    for over in reversed(overs):
+        over()
     assert registry.pulled == dict.fromkeys(names[: images.AHEAD + 1], 1)
 
 
@@ -127,10 +132,72 @@ def test_a_missing_image_that_was_expected_is_told_to_its_user(registry: Registr
     name = name_of()
     registry.missing.add(name)
     provider = DockerProvider()
-    with provider.expecting([registry.image(name)]):
-        eventually(lambda: registry.asked != [])
-        with pytest.raises(SandboxStartError, match="check its name, and that you may pull it"):
-            use(provider, registry.image(name), suite_bundle)
+    over = provider.expect_image(registry.image(name))
+    eventually(lambda: registry.asked != [])
+    with pytest.raises(SandboxStartError, match="check its name, and that you may pull it"):
+        use(provider, registry.image(name), suite_bundle)
+    over()
+
+
+class Images(PlainDataset):
+    """One instance for each of the images."""
+
+    def __init__(self, names: list[str]) -> None:
+        super().__init__(len(names))
+        self.names = dict(zip(self.ids, names, strict=True))
+
+    def image(self, instance: dict[str, Any]) -> str:
+        return self.names[instance["instance_id"]]
+
+
+def test_a_run_pulls_ahead_and_removes_behind_itself(
+    engine: docker.DockerClient, registry: Registry, suite_bundle: str
+) -> None:
+    """While the first rollout runs the others' images come; each goes with its last rollout."""
+    names = [name_of(number) for number in range(3)]
+    first, *others = map(registry.image, names)
+
+    def solve(sandbox: Any, instance: dict[str, Any]) -> AgentResult:
+        if instance["instance_id"] == "i0":
+            eventually(lambda: all(is_there(engine, image) for image in others), 60)
+        elif instance["instance_id"] == "i2":
+            eventually(lambda: not is_there(engine, first), 60)
+        return AgentResult(patch="p")
+
+    rollouts = run_rollouts(
+        dataset=Images([first, *others]),
+        agent=Solver(solve),  # type: ignore[arg-type]
+        provider=DockerProvider(remove_images=True),
+        bundle=suite_bundle,
+        n_attempts=2,
+    )
+    assert [(rollout.error, rollout.resolved) for rollout in rollouts] == [(None, True)] * 6
+    assert registry.pulled == dict.fromkeys(names, 1)
+    eventually(lambda: not any(is_there(engine, image) for image in others), 60)
+
+
+def test_a_run_that_is_stopped_pulls_no_more(
+    engine: docker.DockerClient, registry: Registry, suite_bundle: str
+) -> None:
+    """What was pulled for rollouts that never ran goes again, and no more is pulled."""
+    names = [name_of(number) for number in range(images.AHEAD + 3)]
+    stop = threading.Event()
+
+    def solve(sandbox: Any, instance: dict[str, Any]) -> AgentResult:
+        eventually(lambda: len(registry.pulled) >= 3, 60)
+        stop.set()
+        return AgentResult(patch="p")
+
+    rollouts = run_rollouts(
+        dataset=Images(list(map(registry.image, names))),
+        agent=Solver(solve),  # type: ignore[arg-type]
+        provider=DockerProvider(remove_images=True),
+        bundle=suite_bundle,
+        stop=stop,
+    )
+    assert not any(rollout.ran for rollout in rollouts)
+    eventually(lambda: not any(is_there(engine, registry.image(name)) for name in names), 60)
+    assert len(registry.pulled) < len(names)
 
 
 def test_no_such_image_in_the_registry_is_not_tried_again(registry: Registry, suite_bundle: str) -> None:
@@ -171,25 +238,14 @@ def test_an_image_goes_after_its_last_use(engine: docker.DockerClient, registry:
     """With remove_images it stays while a rollout still needs it, and is removed when none does."""
     image = registry.image(name_of())
     provider = DockerProvider(remove_images=True)
-    with provider.expecting([image, image]) as over:
-        assert use(provider, image, suite_bundle) == 42
-        over(image)
-        assert is_there(engine, image)
-        assert use(provider, image, suite_bundle) == 42
-        over(image)
-        assert not is_there(engine, image)
-        over(image)
-
-
-def test_what_a_stopped_run_pulled_goes_at_its_end(
-    engine: docker.DockerClient, registry: Registry, suite_bundle: str
-) -> None:
-    """Images that were pulled and whose rollouts never came to their end are removed, too."""
-    image = registry.image(name_of())
-    provider = DockerProvider(remove_images=True)
-    with provider.expecting([image] * 3):
-        assert use(provider, image, suite_bundle) == 42
-    assert not is_there(engine, image)
+    first, second = provider.expect_image(image), provider.expect_image(image)
+    assert use(provider, image, suite_bundle) == 42
+    first()
+    first()
+    assert use(provider, image, suite_bundle) == 42
+    assert is_there(engine, image)
+    second()
+    eventually(lambda: not is_there(engine, image))
 
 
 def test_an_image_that_was_there_before_stays(
@@ -200,9 +256,10 @@ def test_an_image_that_was_there_before_stays(
     assert use(DockerProvider(), image, suite_bundle) == 42
     for pull in ("missing", "always"):
         provider = DockerProvider(remove_images=True, pull=pull)
-        with provider.expecting([image]) as over:
-            assert use(provider, image, suite_bundle) == 42
-            over(image)
+        over = provider.expect_image(image)
+        assert use(provider, image, suite_bundle) == 42
+        over()
+        assert provider._state.here(provider).images._ours == set()
         assert is_there(engine, image)
 
 
@@ -213,7 +270,7 @@ def test_without_a_run_a_pulled_image_goes_with_the_process(
     image = registry.image(name_of())
     code = (
         "import sys\n"
-        "from agentix_runner import DockerProvider, SandboxConfig\n"
+        "from agentix_runner import AgentResult, DockerProvider, SandboxConfig\n"
         "provider = DockerProvider(remove_images=True)\n"
         "with provider.session(SandboxConfig(image=sys.argv[1], bundle=sys.argv[2])) as sandbox:\n"
         "    print(sandbox.remote(len, 'four'))\n"

@@ -17,7 +17,7 @@ from attrs import evolve
 from ..deadline import Clock, Job, Slot
 from ..outcome import fail
 from ..records import Rollout
-from ..rollout import Item, Spec, run_on_slot
+from ..rollout import Item, Spec, expect_image, run_on_slot
 
 if TYPE_CHECKING:
     from . import Run
@@ -53,6 +53,9 @@ class Threads:
         assert self._pool is not None
         item.shared = self
         future = self._pool.submit(self._supervise, item, self._context.copy())
+        over = expect_image(self._spec, item)
+        if over is not None:
+            future.add_done_callback(lambda _: over())
         if self._given is not None:
             self._waiting.add(future)
             future.add_done_callback(self._waiting.discard)

@@ -10,7 +10,7 @@ from __future__ import annotations
 import logging
 import os
 import threading
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any, ClassVar
 
@@ -110,16 +110,13 @@ class DockerProvider:
                 raise
             container.end()
 
-    @contextmanager
-    def expecting(self, images: Iterable[str], platform: str | None = None) -> Iterator[Callable[[str], None]]:
-        """Inside, these images are pulled ahead of their first use, in this order, a few at a time.
+    def expect_image(self, image: str, platform: str | None = None) -> Callable[[], None]:
+        """A rollout is to come that will use this image: it is pulled ahead, a few at a time, in the order told.
 
-        An image is named once for each rollout that will use it. Gives a function to be called with its name when
-        such a rollout is over, from any thread: with `remove_images` an image goes after the last one. At the end
-        nothing more is pulled.
+        Returns what is to be called when that rollout is over, from any thread; neither waits for the engine. With
+        `remove_images` an image goes after its last rollout.
         """
-        with self._state.here(self).images.expecting(images, platform) as over:
-            yield over
+        return self._state.here(self).images.expect(image, platform)
 
 
 class _State:

@@ -6,9 +6,8 @@ import atexit
 import logging
 import os
 import threading
-from collections import Counter, deque
-from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import contextmanager
+from collections import Counter
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from attrs import field, frozen
@@ -51,9 +50,11 @@ class Images:
         self._pulls: dict[_Key, Pull] = {}
         self._pullers: DaemonExecutor | None = None
         self._ours: set[_Key] = set()
+        self._leaving: set[_Key] = set()
         # What a run has said it will use: how often, and which of it is still to be pulled ahead.
         self._uses: Counter[_Key] = Counter()
-        self._coming: deque[_Key] = deque()
+        self._announced: set[_Key] = set()
+        self._coming: dict[_Key, None] = {}
         self._ahead: set[_Key] = set()
 
     def get(self, name: str, platform: str | None = None) -> Image:
@@ -80,45 +81,38 @@ class Images:
             for key in [key for key in self._known if key[0] == name]:
                 del self._known[key]
 
-    @contextmanager
-    def expecting(self, names: Iterable[str], platform: str | None) -> Iterator[Callable[[str], None]]:
-        """Inside, the images `names` are pulled ahead, in this order; each name stands for one use. Gives a function
-        that takes the name of a use that is over."""
-        expected = [(name, platform) for name in names]
-        mine = Counter(expected)
+    def expect(self, name: str, platform: str | None) -> Callable[[], None]:
+        """One more use is to come: the image is pulled ahead, after those that are expected already. Returns what is
+        to be called when that use is over, from any thread; it waits for nothing."""
+        key = (name, platform)
         with self._lock:
-            self._uses.update(mine)
-            if self._pull != "never":
-                self._coming.extend(mine)
+            self._uses[key] += 1
+            self._announced.add(key)
+            if self._uses[key] == 1 and self._pull != "never":
+                self._coming[key] = None
         self._pull_ahead()
+        once = iter((True,))
 
-        def over(name: str) -> None:
-            key = (name, platform)
-            with self._lock:
-                if mine[key] <= 0:
-                    return
-                mine[key] -= 1
-                self._uses[key] -= 1
-                last = self._uses[key] <= 0
-            if last:
-                self._leave(key)
+        def over() -> None:
+            if next(once, False):
+                self._over(key)
 
-        try:
-            yield over
-        finally:
-            with self._lock:
-                self._coming.clear()
-                self._ahead.clear()
-            for key, left in list(mine.items()):
-                for _ in range(left):
-                    over(key[0])
+        return over
 
-    def remove_ours(self) -> None:
-        """Remove what was pulled here and is not expected any more."""
+    def _over(self, key: _Key) -> None:
         with self._lock:
-            left = [key for key in self._ours if self._uses[key] <= 0]
-        for key in left:
-            self._leave(key)
+            self._uses[key] -= 1
+            if self._uses[key] > 0:
+                return
+            del self._uses[key]
+            self._coming.pop(key, None)
+            self._ahead.discard(key)
+            self._leave_soon(key)
+        # Nothing is pulled in its place: where a run is stopped this is said of all that it expected, one by one.
+
+    def _leave_soon(self, key: _Key) -> None:
+        if key in self._ours and key in self._announced and self._uses[key] <= 0:
+            self._puller().submit(self._leave, key)
 
     # --- there or not ---
 
@@ -159,11 +153,21 @@ class Images:
         with self._lock:
             pull = self._pulls.get(key)
             if pull is None:
-                if self._pullers is None:
-                    self._pullers = DaemonExecutor(AT_A_TIME)
                 pull = self._pulls[key] = Pull(*key)
-                pull.future = self._pullers.submit(self._run, pull, ahead)
+                pull.future = self._puller().submit(self._run, pull, ahead)
             return pull
+
+    def _puller(self) -> DaemonExecutor:
+        if self._pullers is None:
+            self._pullers = DaemonExecutor(AT_A_TIME)
+        return self._pullers
+
+    def _rest(self) -> None:
+        """Let the threads go, unless there is more to do. They end what they have begun."""
+        with self._lock:
+            if not self._pulls and not self._leaving and self._pullers is not None:
+                self._pullers.shutdown()
+                self._pullers = None
 
     def _run(self, pull: Pull, ahead: bool) -> None:
         key = (pull.name, pull.platform)
@@ -184,18 +188,18 @@ class Images:
         finally:
             with self._lock:
                 del self._pulls[key]
+                # Its use may be over before it has come.
+                self._leave_soon(key)
             self._pull_ahead()
-            with self._lock:
-                if not self._pulls and self._pullers is not None:
-                    self._pullers.shutdown()
-                    self._pullers = None
+            self._rest()
 
     def _pull_ahead(self) -> None:
         while True:
             with self._lock:
                 if not self._coming or len(self._ahead) >= AHEAD:
                     return
-                key = self._coming.popleft()
+                key = next(iter(self._coming))
+                del self._coming[key]
                 if key in self._known:
                     continue
                 self._ahead.add(key)
@@ -212,24 +216,29 @@ class Images:
     def _at_exit(self, pid: int) -> None:
         # Where nobody has said what was expected, this is when it is known not to be used again.
         if os.getpid() == pid:
-            with self._lock:
-                self._uses.clear()
-            self.remove_ours()
+            for key in list(self._ours):
+                self._leave(key)
 
     def _leave(self, key: _Key) -> None:
+        """Remove an image that was pulled here."""
         with self._lock:
-            if key not in self._ours:
+            if key not in self._ours or key in self._leaving or self._uses[key] > 0:
                 return
-            self._ours.discard(key)
+            self._leaving.add(key)
             self._known.pop(key, None)
-            if not self._ours:
-                atexit.unregister(self._at_exit)
         try:
             with self._engine.used():
                 self._engine.brief.remove_image(key[0])
             _log.info("removed the image %s", key[0])
         except Exception as error:  # of many layers; an image that stays harms nothing
             _log.warning("the image %s was pulled for this run and stays: %s", key[0], one_line(error))
+        finally:
+            with self._lock:
+                self._leaving.discard(key)
+                self._ours.discard(key)
+                if not self._ours:
+                    atexit.unregister(self._at_exit)
+            self._rest()
 
 
 def _is_for(found: Mapping[str, Any], platform: str) -> bool:
