@@ -287,6 +287,8 @@ class Inlet:
                     # The end of the connection may be the end of a good answer. This one is to be an error.
                     connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
                     connection.close()
+                    # While that thread waits for news of it, it isn't closed in truth.
+                    self._wake()
                 raise ConnectionError(str(reset)) from None
             except (OSError, Refusal):
                 stream.send_reset("the client is gone")
