@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import os
 import tempfile
@@ -56,12 +57,14 @@ def _make_wheel(folder: Path) -> Path:
 
 def _forget_old(client: docker.DockerClient, current: str) -> None:
     """Keep a few: another checkout's tests may be using theirs."""
-    images = client.images.list(REPOSITORY)
-    images.sort(key=lambda image: str(image.attrs.get("Metadata", {}).get("LastTagTime")), reverse=True)
-    for image in images[4:]:
-        for tag in image.tags:
-            if tag.startswith(f"{REPOSITORY}:") and tag != current:
-                client.images.remove(tag)
+    # Another process may be removing the same ones.
+    with contextlib.suppress(docker.errors.APIError):
+        images = client.images.list(REPOSITORY)
+        images.sort(key=lambda image: str(image.attrs.get("Metadata", {}).get("LastTagTime")), reverse=True)
+        for image in images[4:]:
+            for tag in image.tags:
+                if tag.startswith(f"{REPOSITORY}:") and tag != current:
+                    client.images.remove(tag)
 
 
 def containers_of(client: docker.DockerClient, pid: int | None = None) -> list[dict[str, Any]]:

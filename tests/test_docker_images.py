@@ -33,8 +33,8 @@ def registry(engine: docker.DockerClient) -> Iterator[Registry]:
     with Registry() as registry:
         yield registry
         prefix = registry.image("").rpartition("/")[0]
-        for image in engine.images.list():
-            for tag in image.tags:
+        for image in engine.api.images():
+            for tag in image["RepoTags"] or ():
                 if tag.startswith(f"{prefix}/"):
                     engine.images.remove(tag, force=True)
 
