@@ -10,10 +10,14 @@ import contextlib
 import logging
 import os
 import re
+import select
 import socket
+import ssl
 import struct
+import threading
 import weakref
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 from ..remote.guard import LAST_WORDS
@@ -50,7 +54,8 @@ class AttachTransport:
 
     def __init__(self, attached: Any, exit_of: Callable[[float], tuple[int | None, bool]]) -> None:
         self._attached = attached
-        self._socket: socket.socket = getattr(attached, "_sock", attached)
+        inner: Any = getattr(attached, "_sock", attached)
+        self._socket: Any = TlsLine(inner) if isinstance(inner, ssl.SSLSocket) else inner
         # The client's limit on an answer is not one on a sandbox's silence.
         self._socket.settimeout(None)
         self._exit_of = exit_of
@@ -59,13 +64,15 @@ class AttachTransport:
         self._stream = 0
         self._left = 0
         self._text = b""
-        self._closed = False
         _open.add(self)
 
     def read(self, size: int) -> bytes:
         while True:
-            if self._left == 0 and not self._next_chunk():
-                return b""
+            if self._left == 0:
+                if not self._next_chunk():
+                    return b""
+                # It may be an empty one.
+                continue
             if self._at == len(self._buffer) and not self._fill():
                 return b""
             end = min(self._at + min(size, self._left), len(self._buffer))
@@ -80,7 +87,6 @@ class AttachTransport:
         self._socket.sendall(data)
 
     def close(self) -> None:
-        self._closed = True
         # Closing alone would not wake the reader.
         with contextlib.suppress(OSError):
             self._socket.shutdown(socket.SHUT_RDWR)
@@ -135,3 +141,50 @@ class AttachTransport:
         if LAST_WORDS.encode() in self._text:
             # Frames that it sent before may still be on their way here, but not for ever.
             self._socket.settimeout(_AFTER_LAST_WORDS_S)
+
+
+class TlsLine:
+    """A TLS socket that one thread reads while others write, as with any socket: OpenSSL's part of it is not made for
+    two threads at once."""
+
+    def __init__(self, inner: ssl.SSLSocket) -> None:
+        self._inner = inner
+        self._limit: float | None = None
+        # Held for one step of OpenSSL's, which never waits.
+        self._lock = threading.Lock()
+        inner.setblocking(False)
+
+    def settimeout(self, limit_s: float | None) -> None:
+        self._limit = limit_s
+
+    def recv(self, size: int) -> bytes:
+        return bytes(self._step(partial(self._inner.recv, size)))
+
+    def sendall(self, data: bytes) -> None:
+        view = memoryview(data)
+        while view:
+            view = view[self._step(partial(self._inner.send, view)) :]
+
+    def shutdown(self, how: int) -> None:
+        # The plain socket's: SSLSocket's own forgets the TLS part, which another thread may be using.
+        socket.socket.shutdown(self._inner, how)
+
+    def close(self) -> None:
+        self._inner.close()
+
+    def detach(self) -> int:
+        return self._inner.detach()
+
+    def _step(self, action: Callable[[], Any]) -> Any:
+        while True:
+            with self._lock:
+                try:
+                    return action()
+                except ssl.SSLWantReadError:
+                    event = select.POLLIN
+                except ssl.SSLWantWriteError:
+                    event = select.POLLOUT
+            poll = select.poll()
+            poll.register(self._inner, event)
+            if not poll.poll(None if self._limit is None else self._limit * 1000):
+                raise TimeoutError("nothing came in time")
