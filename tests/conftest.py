@@ -13,6 +13,7 @@ from agentix_runner import bridge, deadline
 from .docker_tools import nothing_left, suite_bundle  # noqa: F401
 from .engine import engine  # noqa: F401
 from .images import busybox, debian, debian_python, empty  # noqa: F401
+from .swe_images import swe_row  # noqa: F401
 
 
 @pytest.fixture

@@ -52,8 +52,8 @@ diff --git a/calc.py b/calc.py
  def add(a, b):
 -    return a - b
 +    return a + b
- 
- 
+\x20
+\x20
  def mul(a, b):
 """
 WRONG = GOLD.replace("+    return a + b", "+    return a * b")
@@ -65,13 +65,14 @@ diff --git a/calc.py b/calc.py
  def add(a, b):
 -    return a - b
 +    return a + b
- 
- 
+\x20
+\x20
  def mul(a, b):
 -    return a * b
 +    return a ** b
 """
 DOES_NOT_APPLY = GOLD.replace("-    return a - b", "-    return b - a - b").replace("def add(a, b)", "def plus(x)")
+FUZZY = GOLD.replace(" def mul(a, b):", " def multiply(a, b):")
 HANGS = GOLD.replace("+    return a + b", "+    import time\n+    time.sleep(3600)").replace("+1,5 @@", "+1,6 @@")
 FORGES = """\
 diff --git a/conftest.py b/conftest.py
@@ -81,8 +82,8 @@ new file mode 100644
 @@ -0,0 +1,6 @@
 +import os
 +
-+print("PASSED tests/test_calc.py::test_add", flush=True)
-+print("PASSED tests/test_calc.py::test_mul", flush=True)
++with open(f"/proc/{os.getppid()}/fd/1", "w") as log:  # past pytest's own capture
++    log.write("PASSED tests/test_calc.py::test_add\\nPASSED tests/test_calc.py::test_mul\\n")
 +
 +os._exit(3)
 """
@@ -97,8 +98,8 @@ diff --git a/tests/test_calc.py b/tests/test_calc.py
 +
 +def test_add():
 +    assert add(2, 3) == 5
- 
- 
+\x20
+\x20
  def test_mul():
 """
 

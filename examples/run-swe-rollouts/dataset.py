@@ -9,7 +9,7 @@ from typing import Any
 
 from attrs import field, frozen
 from harness import Harness
-from testbed import CLEAN, MIB, RESTORE, WORKDIR, exclusions, finished, raise_if_machine
+from testbed import CLEAN, MIB, RESTORE, WORKDIR, exclusions, raise_if_machine
 
 from agentix_runner.errors import BadArgument
 from agentix_runner.remote.tools import BashResult, bash, read_file, write_file
@@ -50,6 +50,7 @@ class SweDataset:
 
     def setup(self, sandbox: Any, instance: dict[str, Any]) -> bool:
         """Put /testbed into its clean state: nothing to commit, whatever the image comes with."""
+        self.harness.start()
         path, lines = exclusions(sandbox.remote(bash, **CLEAN))
         path = str(Path(WORKDIR, path))
         sandbox.remote(write_file, path, sandbox.remote(read_file, path) + lines.encode("utf-8", "surrogateescape"))
@@ -85,7 +86,9 @@ class SweDataset:
             raise_if_machine(result, command)
         # All of them may fail where all of the patch is there, already.
         check = f"git apply --check --reverse {spec['patch_file']}"
-        return sandbox.remote(bash, check, cwd=spec["workdir"], timeout=900).exit_code == 0, result.stdout + result.stderr
+        return sandbox.remote(
+            bash, check, cwd=spec["workdir"], timeout=900
+        ).exit_code == 0, result.stdout + result.stderr
 
     def grade(
         self, instance: dict[str, Any], patch: str, log: str, failed: str | None, script: BashResult | None = None
@@ -99,7 +102,7 @@ class SweDataset:
         if killed and not report["resolved"]:
             raise RuntimeError("the tests were killed (SIGKILL), as happens where a machine's memory runs out")
         if not report["resolved"]:
-            failed = failed or ("tests" if graded["parsed"] else "log")
+            failed = failed or ("tests" if report["patch_successfully_applied"] else "log")
         return {**report, "failure_stage": failed, "log": log[-LOG_CHARS:]}
 
 
@@ -107,7 +110,9 @@ def read_rows(path: str | Path) -> list[dict[str, Any]]:
     """The rows of a .jsonl (or .json) file. Raises: BadArgument."""
     try:
         text = Path(path).read_text(encoding="utf-8")
-        rows = json.loads(text) if str(path).endswith(".json") else [json.loads(x) for x in text.split("\n") if x.strip()]
+        rows = (
+            json.loads(text) if str(path).endswith(".json") else [json.loads(x) for x in text.split("\n") if x.strip()]
+        )
     except (OSError, ValueError) as exc:
         raise BadArgument(f"{path} can't be read as rows, one JSON object a line: {exc}") from exc
     if not isinstance(rows, list) or not all(isinstance(row, dict) for row in rows):
@@ -121,9 +126,9 @@ def check(row: dict[str, Any]) -> None:
     missing += [name for name in NEEDED_LISTS if not isinstance(row.get(name), (str, list))]
     if missing:
         raise BadArgument(
-            f"row {row.get('instance_id')!r} has no {', '.join(missing)}: it is of a revision from before swebench 5; the "
-            "current revisions of SWE-bench/SWE-bench, _Lite, _Verified, _Multilingual and _Multimodal have it (those of "
-            "princeton-nlp/ do not)"
+            f"row {row.get('instance_id')!r} has no {', '.join(missing)}: it is of a revision from before swebench 5; "
+            "the current revisions of SWE-bench/SWE-bench, _Lite, _Verified, _Multilingual and _Multimodal have it "
+            "(those of princeton-nlp/ do not)"
         )
 
 

@@ -7,12 +7,17 @@ which is a socket.
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
+import resource
 import socket
-import sys
 import tempfile
+import time
 from typing import Any
+
+CPU_S = 300
+"""How many seconds of a processor's time one answer may take."""
 
 
 def spec(row: dict[str, Any]) -> dict[str, Any]:
@@ -37,7 +42,7 @@ def spec(row: dict[str, Any]) -> dict[str, Any]:
 def grade(row: dict[str, Any], patch: str, log: str, failed: str | None) -> dict[str, Any]:
     """The harness' own report of a log. `failed` ("apply" or "timeout") puts the harness' own mark of that into it."""
     from swebench.harness.constants import APPLY_PATCH_FAIL, TESTS_TIMEOUT
-    from swebench.harness.grading import get_eval_report, get_logs_eval, parse_test_exit_code
+    from swebench.harness.grading import get_eval_report, parse_test_exit_code
     from swebench.harness.utils import make_test_spec
 
     mark = {"apply": APPLY_PATCH_FAIL, "timeout": TESTS_TIMEOUT, None: ""}[failed]
@@ -49,8 +54,7 @@ def grade(row: dict[str, Any], patch: str, log: str, failed: str | None) -> dict
         with open(path, "w", encoding="locale", errors="replace", newline="") as file:
             file.write(f"{log}\n{mark}" if mark else log)
         report = get_eval_report(test_spec, prediction, path, include_tests_status=True)[row["instance_id"]]
-        _, parsed = get_logs_eval(test_spec, path)
-    return {"report": report, "parsed": parsed, "exit_code": parse_test_exit_code(log)}
+    return {"report": report, "exit_code": parse_test_exit_code(log)}
 
 
 def rows(name: str, split: str) -> list[dict[str, Any]]:
@@ -63,8 +67,13 @@ def rows(name: str, split: str) -> list[dict[str, Any]]:
 
 def main() -> None:
     with socket.socket(fileno=os.dup(0)) as link, link.makefile("rb") as requests:
-        sys.stdin.close()
+        with contextlib.suppress(ImportError):  # told when it is asked for
+            import swebench.harness.run_evaluation  # noqa: F401
         for line in requests:
+            # Whoever asks gives up sooner; this is for when they are gone.
+            most = resource.getrlimit(resource.RLIMIT_CPU)[1]
+            wanted = int(time.process_time()) + CPU_S
+            resource.setrlimit(resource.RLIMIT_CPU, (wanted if most < 0 else min(wanted, most), most))
             request = json.loads(line)
             try:
                 answer = {"value": {"spec": spec, "grade": grade, "rows": rows}[request["ask"]](**request["with"])}

@@ -14,6 +14,8 @@ from pathlib import Path
 from typing import Any
 
 GRADER = Path(__file__).with_name("grader.py")
+START_S = 90.0
+"""How much longer (seconds) the first answer may take, while swebench is imported."""
 INSTALL = "pip install 'agentix-runner[swe]'"
 
 
@@ -24,13 +26,14 @@ class HarnessError(Exception):
 class Harness:
     """Asks the process; starts it when first asked, and again when it had to be killed. Any number of threads may ask.
 
-    `limit` is how long one answer may take in seconds: the first takes a few, while swebench is imported.
+    `limit` is how long one answer may take, in seconds.
     """
 
-    def __init__(self, limit: float = 120) -> None:
+    def __init__(self, limit: float = 30) -> None:
         self.limit = limit
         self._lock = threading.Lock()
         self._link: socket.socket | None = None
+        self._fresh = False
         self._end: weakref.finalize[Any, Any] | None = None
 
     def ask(self, what: str, /, **given: Any) -> Any:
@@ -43,7 +46,7 @@ class Harness:
         with self._lock:
             try:
                 answer = json.loads(self._exchange(request))
-            except (OSError, ValueError) as exc:
+            except (OSError, ValueError, EOFError) as exc:
                 self.close()
                 how = f"took more than {self.limit:g} s" if isinstance(exc, TimeoutError) else f"ended: {exc}"
                 raise HarnessError(f"the process that asks swebench for {what!r} {how}") from exc
@@ -52,6 +55,13 @@ class Harness:
         if "error" in answer:
             raise HarnessError(f"swebench raised {answer['type']} when asked for {what!r}: {answer['error']}")
         return answer["value"]
+
+    def start(self) -> None:
+        """Start the process, and don't wait for it: swebench takes its time to be imported."""
+        if self._link is None:
+            with self._lock:
+                if self._link is None:
+                    self._start()
 
     def close(self) -> None:
         """End the process. It also ends with this one."""
@@ -64,8 +74,9 @@ class Harness:
 
     def _exchange(self, request: bytes) -> bytes:
         link = self._link or self._start()
-        until = time.monotonic() + self.limit
-        link.settimeout(self.limit)
+        limit = self.limit + (START_S if self._fresh else 0)
+        until = time.monotonic() + limit
+        link.settimeout(limit)
         link.sendall(request)
         parts = []
         while not parts or not parts[-1].endswith(b"\n"):
@@ -74,10 +85,12 @@ class Harness:
             if not part:
                 raise EOFError("it is gone")
             parts.append(part)
+        self._fresh = False
         return b"".join(parts)
 
     def _start(self) -> socket.socket:
         self._link, theirs = socket.socketpair()
+        self._fresh = True
         with theirs:
             process = subprocess.Popen(
                 [sys.executable, str(GRADER)], stdin=theirs, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL

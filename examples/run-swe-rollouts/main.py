@@ -1,6 +1,6 @@
 """Run SWE-bench: the gold patches, recorded patches, or an agent, each row in a sandbox of its own.
 
-    python examples/run-swe-rollouts/main.py --dataset verified --limit 10 --ground-truth --out runs/gold
+python examples/run-swe-rollouts/main.py --dataset verified --limit 10 --ground-truth --out runs/gold
 """
 
 from __future__ import annotations
@@ -39,7 +39,9 @@ from agentix_runner.summary import summarize
 @click.option("--n-concurrent", type=int, default=4, show_default=True, help="How many rows at once.")
 @click.option("--eval-timeout", type=float, default=1800, show_default=True, help="For a row's tests, in seconds.")
 @click.option("--agent-timeout", type=float, default=3600, show_default=True, help="For the agent, in seconds.")
-@click.option("--network", default="none", show_default=True, help='The sandboxes\' network; "bridge" is the harness\'.')
+@click.option(
+    "--network", default="none", show_default=True, help="The sandboxes' network; \"bridge\" is the harness'."
+)
 @click.option("--memory", help='Most memory of a sandbox, as in "8g".')
 @click.option("--fail-on-unresolved", is_flag=True, help="Exit code 1 unless every row is resolved.")
 @click.option("--retry-errors", is_flag=True, help="When resuming --out, run rows with an error again.")
@@ -80,7 +82,9 @@ def run(
     swe = SweDataset(rows=rows, name=dataset, split=split, eval_timeout=eval_timeout)
     try:
         chosen = list(swe.instances())
-        solver, chosen = solver_for(chosen, ground_truth=ground_truth, predictions=predictions, agent=agent, timeout=agent_timeout)
+        solver, chosen = solver_for(
+            chosen, ground_truth=ground_truth, predictions=predictions, agent=agent, timeout=agent_timeout
+        )
         chosen = choose(chosen, id_of=instance_id_of, ids=ids, limit=limit)
         for row in chosen:
             check(row)
@@ -97,6 +101,12 @@ def run(
             run_dir=out,
             retry_errors=retry_errors,
             progress="auto",
+            arguments={
+                "dataset": "run-swe-rollouts",
+                "dataset_args": {"rows": rows, "name": dataset, "split": split},
+                "agent": agent or ("predictions" if predictions else "ground-truth"),
+                "agent_args": {"predictions": predictions},
+            },
         )
     finally:
         swe.harness.close()
@@ -115,7 +125,9 @@ def solver_for(
         found = read_predictions(predictions)
         unknown = set(found) - {row["instance_id"] for row in rows}
         if unknown:
-            raise BadArgument(f"{predictions} has a prediction for {sorted(unknown)[0]}, which is no row of this dataset")
+            raise BadArgument(
+                f"{predictions} has a prediction for {sorted(unknown)[0]}, which is no row of this dataset"
+            )
         return RecordedAgent(found), [row for row in rows if row["instance_id"] in found]
     if agent == "mini":
         from agents.mini_swe import MiniSweAgent

@@ -1,5 +1,5 @@
-"""Claude Code, the real CLI: it runs in the sandbox, and its model is asked through a tunnel. It needs no network there,
-and the key stays on this machine.
+"""Claude Code, the real CLI: it runs in the sandbox and asks its model through a tunnel, without a network and without
+the key, which stays on this machine.
 """
 
 from __future__ import annotations
@@ -66,8 +66,17 @@ class ClaudeCodeAgent:
             raise BadArgument("ClaudeCodeAgent has no key: set ANTHROPIC_API_KEY")
 
     async def solve(self, sandbox: Any, instance: dict[str, Any], *, model: str | None) -> AgentResult:
-        await sandbox.remote(write_file, f"{HOME}/task.txt", TASK.format(problem_statement=instance["problem_statement"]))
-        arguments = ["-p", "--output-format", "json", "--dangerously-skip-permissions", "--max-turns", str(self.max_turns)]
+        await sandbox.remote(
+            write_file, f"{HOME}/task.txt", TASK.format(problem_statement=instance["problem_statement"])
+        )
+        arguments = [
+            "-p",
+            "--output-format",
+            "json",
+            "--dangerously-skip-permissions",
+            "--max-turns",
+            str(self.max_turns),
+        ]
         arguments += ["--model", model] if model else []
         with tempfile.TemporaryDirectory(prefix="agentix-claude-") as folder:
             record = Path(folder, "exchanges.jsonl")

@@ -35,7 +35,7 @@ class MiniSweAgent:
     make_model: Callable[[str | None], Any] | None = field(default=None, repr=False)
 
     def solve(self, sandbox: Any, instance: dict[str, Any], *, model: str | None) -> AgentResult:
-        mini = load()
+        mini = Package()
         settings = mini.merge(mini.config(self.config), self.settings)
         chosen = self.make_model(model) if self.make_model else mini.get_model(model, settings.get("model", {}))
         environment = SandboxEnvironment(sandbox, settings.get("environment", {}), mini.Submitted)
@@ -50,7 +50,9 @@ class MiniSweAgent:
         # At a limit there is no submission, but there are edits.
         patch = submission if submission.strip() else patch_of(sandbox.remote(bash, **DIFF))
         info = {"exit_status": status, "calls": agent.n_calls, "cost_usd": agent.cost, **usage(agent.messages)}
-        trajectory = without_keys(json.dumps(agent.serialize({"instance_id": instance["instance_id"]}), indent=1, default=str))
+        trajectory = without_keys(
+            json.dumps(agent.serialize({"instance_id": instance["instance_id"]}), indent=1, default=str)
+        )
         return AgentResult(
             patch=patch,
             exit_code=0 if status == "Submitted" else 1,
@@ -124,8 +126,8 @@ def without_keys(text: str) -> str:
     return text
 
 
-class load:  # noqa: N801 - stands for a module
-    """The package, imported when it is needed: it prints at its import unless it is told not to."""
+class Package:
+    """mini-swe-agent, imported when it is needed: it prints at its import unless it is told not to."""
 
     def __init__(self) -> None:
         os.environ.setdefault("MSWEA_SILENT_STARTUP", "1")

@@ -47,6 +47,8 @@ class RecordedAgent:
         try:
             prediction = self.predictions[instance["instance_id"]]
         except KeyError:
-            raise LookupError(f"there is no prediction for {instance['instance_id']}: leave that instance out") from None
+            raise LookupError(
+                f"there is no prediction for {instance['instance_id']}: leave that instance out"
+            ) from None
         info = {"model_name_or_path": prediction.get("model_name_or_path")}
         return AgentResult(patch=prediction["model_patch"] or "", info=info)
