@@ -26,6 +26,7 @@ from tests.conftest import eventually
 from tests.fakes import PlainDataset
 from tests.test_executors import Boxes, Locked, Plain, Scripted, instances
 
+dask = pytest.importorskip("dask")
 distributed = pytest.importorskip("distributed")
 
 ROOT = Path(__file__).parents[1]
@@ -34,11 +35,18 @@ ROOT = Path(__file__).parents[1]
 @contextlib.contextmanager
 def new_cluster(n_workers: int = 2, threads: int = 2, **kwargs: Any) -> Iterator[Any]:
     """A client of a cluster of worker processes."""
-    with distributed.LocalCluster(
-        n_workers=n_workers, threads_per_worker=threads, dashboard_address="127.0.0.1:0", silence_logs=50, **kwargs
-    ) as cluster:
-        with distributed.Client(cluster, set_as_default=False) as client:
-            yield client
+    with contextlib.ExitStack() as stack:
+        # By default a worker that is seen to be gone twice, 15 s apart, is not started again.
+        stack.enter_context(dask.config.set({"distributed.deploy.lost-worker-timeout": "1000d"}))
+        cluster = distributed.LocalCluster(
+            n_workers=n_workers,
+            threads_per_worker=threads,
+            dashboard_address="127.0.0.1:0",
+            silence_logs=50,
+            **kwargs,
+        )
+        stack.enter_context(cluster)
+        yield stack.enter_context(distributed.Client(cluster, set_as_default=False))
 
 
 @pytest.fixture(scope="module")
@@ -247,8 +255,10 @@ def test_a_stop_reaches_what_is_running_on_workers(client: Any, tmp_path: Path) 
     stop = threading.Event()
 
     def stop_once_all_wait() -> None:
-        eventually(lambda: len(list(tmp_path.glob("*.agent"))) == 6)
-        stop.set()
+        try:
+            eventually(lambda: len(list(tmp_path.glob("*.agent"))) == 6)
+        finally:
+            stop.set()
 
     thread = threading.Thread(target=stop_once_all_wait)
     thread.start()

@@ -244,8 +244,10 @@ def test_a_stop_reaches_what_runs_in_other_processes_of_this_machine(
     stop = threading.Event()
 
     def stop_once_both_wait() -> None:
-        eventually(lambda: {p.name for p in tmp_path.iterdir()} >= {"i1.agent", "i2.agent"})
-        stop.set()
+        try:
+            eventually(lambda: {p.name for p in tmp_path.iterdir()} >= {"i1.agent", "i2.agent"})
+        finally:
+            stop.set()
 
     thread = threading.Thread(target=stop_once_both_wait)
     thread.start()

@@ -38,6 +38,8 @@ def dask_executor(where: str, *, resources: Mapping[str, float], n_concurrent: i
         stack.enter_context(_warnings_only())
         cluster: Any = where
         if workers:
+            # A worker that is seen to be gone twice, so many seconds apart, would be given up, not started again.
+            stack.enter_context(import_module("dask").config.set({"distributed.deploy.lost-worker-timeout": "1000d"}))
             cluster = distributed.LocalCluster(
                 n_workers=workers,
                 threads_per_worker=math.ceil(n_concurrent / workers),
