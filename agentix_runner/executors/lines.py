@@ -86,6 +86,8 @@ def collecting(host: str, wanted: Mapping[str, int]) -> Lines | None:
         root = logging.getLogger(ROOT)
         if _lines is None or _lines not in root.handlers:
             _lines = Lines()
+            if host.startswith(_MARK):  # a fork of that process, with copies of its handlers
+                root.handlers.clear()
             root.addHandler(_lines)
             root.propagate = False  # a worker's own log would tell everything a second time
         for name, level in wanted.items():

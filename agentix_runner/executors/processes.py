@@ -125,6 +125,7 @@ def _watch(path: str, place: Workplace, parent: int) -> None:
     while os.path.exists(path) and os.getppid() == parent:
         time.sleep(WATCH_S)
     place.stop()
+    shutil.rmtree(os.path.dirname(path), ignore_errors=True)  # where nobody else is left to do it
     with _opening:
         del _workplaces[path]
 
