@@ -12,7 +12,7 @@ import json
 import socket
 import threading
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import Any
 
 KEY = 'sk-ant-"very"/secret+0123456789'
@@ -140,10 +140,8 @@ class Api(http.server.ThreadingHTTPServer):
     def end(self) -> None:
         self.shutdown()
         for request in list(self._open):
-            try:
+            with suppress(OSError):
                 request.shutdown(socket.SHUT_RDWR)
-            except OSError:
-                pass
         self.server_close()
 
 
