@@ -107,7 +107,7 @@ class Container:
                 )
             except NotFound as error:
                 self._unsure = False
-                self._here.images.forget(config.image)
+                self._here.images.forget(config.image, config.platform)
                 raise SandboxStartError(
                     f"the image {config.image!r} is not in the engine any more: {one_line(error)}", transient=True
                 ) from error

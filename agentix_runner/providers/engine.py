@@ -22,8 +22,10 @@ from .events import Events
 _log = logging.getLogger("agentix_runner.providers.docker")
 
 _DEFAULT = "unix:///var/run/docker.sock"
-# Idle connections are kept up to here; docker-py's own 10 would be dropped and warned about with more sandboxes.
-_POOL = 4096
+# Idle connections that are kept. On a Unix socket docker-py has a pool for each URL, and fills it with as many empty
+# places: few must do. Anywhere else all requests share one, which is dropped from and warned about when it is full.
+_POOL = 32
+_SHARED_POOL = 4096
 # Seconds for an answer, where the client has no limit, and for one to a request that ends something.
 _PATIENT_S = 60.0
 _BRIEF_S = 20.0
@@ -193,11 +195,22 @@ def connect(timeout: float) -> Any:
 
         context = ContextAPI.get_current_context()
         if context is not None and context.Name != "default":
-            return docker.DockerClient(base_url=context.Host, tls=context.TLSConfig or False, **settings)
+            return _roomy(docker.DockerClient(base_url=context.Host, tls=context.TLSConfig or False, **settings))
         url = _DEFAULT
     if url.startswith("unix://"):
         knock(url.removeprefix("unix://"), timeout)
-    return docker.from_env(**settings)
+    return _roomy(docker.from_env(**settings))
+
+
+def _roomy(client: Any) -> Any:
+    from requests.adapters import HTTPAdapter
+
+    for scheme in ("http://", "https://"):
+        adapter = client.api.adapters.get(scheme)
+        # Not one that docker-py has made, for a Unix socket or for ssh.
+        if type(adapter) is HTTPAdapter:
+            client.api.mount(scheme, HTTPAdapter(pool_maxsize=_SHARED_POOL))
+    return client
 
 
 def knock(path: str, limit_s: float) -> None:

@@ -6,12 +6,12 @@ import logging
 import secrets
 import threading
 from collections.abc import Callable
-from concurrent.futures import Future
 from typing import Any
 
 from . import sweep
 from .engine import Engine
 from .images import Images
+from .once import Once
 
 _log = logging.getLogger("agentix_runner.providers.docker")
 
@@ -23,9 +23,9 @@ class Here:
         self.label = f"agentix.provider={secrets.token_hex(8)}"
         self.engine = Engine(make, self.label)
         self.images = Images(self.engine, pull=pull, remove=remove_images)
+        self._bundles: Once[str | None, tuple[str, str]] = Once()
         # Guards what follows. Never held while the engine is asked.
         self._lock = threading.Lock()
-        self._bundles: dict[str | None, Future[tuple[str, str]]] = {}
         self._owed: set[str] = set()
 
     def sweep(self) -> None:
@@ -54,23 +54,11 @@ class Here:
         Raises:
             BundleError: it is none, or there can be none.
         """
-        with self._lock:
-            found = self._bundles.get(name)
-            mine = found is None
-            if found is None:
-                found = self._bundles[name] = Future()
-        if mine:
-            try:
-                found.set_result(self._look_for(name))
-            except BaseException as error:
-                self.forget_bundle(name)
-                found.set_exception(error)
-        return found.result()
+        return self._bundles.get(name, lambda: self._look_for(name))
 
     def forget_bundle(self, name: str | None) -> None:
         """What is known of a bundle is not true any more."""
-        with self._lock:
-            self._bundles.pop(name, None)
+        self._bundles.forget(name)
 
     def _look_for(self, name: str | None) -> tuple[str, str]:
         from ..bundle.default import default_bundle

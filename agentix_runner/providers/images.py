@@ -15,6 +15,7 @@ from attrs import field, frozen
 from ..errors import SandboxStartError
 from ..threads import DaemonExecutor
 from .engine import Engine, one_line
+from .once import Once
 from .pulls import Pull, full_name
 
 _log = logging.getLogger("agentix_runner.providers.docker")
@@ -44,9 +45,9 @@ class Images:
         self._engine = engine
         self._pull = pull
         self._remove = remove
+        self._known: Once[_Key, Image] = Once()
         # Guards what follows. Never held while the engine is asked.
         self._lock = threading.Lock()
-        self._known: dict[_Key, Image] = {}
         self._pulls: dict[_Key, Pull] = {}
         self._pullers: DaemonExecutor | None = None
         self._ours: set[_Key] = set()
@@ -64,22 +65,15 @@ class Images:
             SandboxStartError: there is none; `transient` where another try may find it.
         """
         key = (name, platform)
-        with self._lock:
-            known = self._known.get(key)
-        if known is None:
-            known = self._found(key)
-            with self._lock:
-                self._known[key] = known
+        known = self._known.get(key, lambda: self._found(key))
         with self._lock:
             self._ahead.discard(key)
         self._pull_ahead()
         return known
 
-    def forget(self, name: str) -> None:
-        """What is known of `name` is not true any more."""
-        with self._lock:
-            for key in [key for key in self._known if key[0] == name]:
-                del self._known[key]
+    def forget(self, name: str, platform: str | None = None) -> None:
+        """What is known of an image is not true any more."""
+        self._known.forget((name, platform))
 
     def expect(self, name: str, platform: str | None) -> Callable[[], None]:
         """One more use is to come: the image is pulled ahead, after those that are expected already. Returns what is
@@ -225,7 +219,7 @@ class Images:
             if key not in self._ours or key in self._leaving or self._uses[key] > 0:
                 return
             self._leaving.add(key)
-            self._known.pop(key, None)
+            self._known.forget(key)
         try:
             with self._engine.used():
                 self._engine.brief.remove_image(key[0])
