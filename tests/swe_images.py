@@ -21,7 +21,8 @@ from typing import Any
 import docker
 import pytest
 
-from .images import DEBIAN, PYTHON, _ensured, _one_at_a_time, _there
+from .engine import skip_or_fail
+from .images import DEBIAN, PYTHON, CannotMake, _one_at_a_time, _there, ensure
 
 REPOSITORY = "agentix-test/swe"
 _PACKAGES = ("pytest", "_pytest", "py", "pluggy", "iniconfig", "packaging", "pygments")
@@ -169,14 +170,22 @@ git checkout {base} {tests}
 @pytest.fixture(scope="session")
 def swe_row(engine: docker.DockerClient) -> dict[str, Any]:
     """The row whose image is made."""
-    base_image = _base(engine)
+    try:
+        return ensure_row(engine)
+    except CannotMake as error:
+        skip_or_fail(f"the test image {REPOSITORY} can't be made: {error}")
+
+
+def ensure_row(client: docker.DockerClient) -> dict[str, Any]:
+    """The row, with its image in the engine. Raises CannotMake where something that it takes is missing here."""
+    base_image = _base(client)
     with tempfile.TemporaryDirectory() as folder:
         commit = make_repository(Path(folder))
         content = hashlib.sha256(repr((base_image, commit, EDITED, UNTRACKED)).encode()).hexdigest()[:16]
         tag = f"{REPOSITORY}:calc-{content}"
-        if not _there(engine, tag):
+        if not _there(client, tag):
             with _one_at_a_time():
-                _build(engine, tag, f"FROM {base_image}\nADD testbed.tar /testbed\n", {"testbed.tar": Path(folder)})
+                _build(client, tag, f"FROM {base_image}\nADD testbed.tar /testbed\n", {"testbed.tar": Path(folder)})
     return make_row("test__calc-1", tag, commit)
 
 
@@ -186,7 +195,7 @@ def _base(client: docker.DockerClient) -> str:
     if _there(client, tag):
         return tag
     for name in (DEBIAN, PYTHON):
-        _ensured(client, name)
+        ensure(client, name)
     with _one_at_a_time(), tempfile.TemporaryDirectory() as folder:
         for name in _PACKAGES:
             spec = importlib.util.find_spec(name)
