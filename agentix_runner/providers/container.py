@@ -16,6 +16,7 @@ from ..remote.client import RemoteSandbox
 from . import owners, sweep
 from .attach import AttachTransport
 from .engine import one_line
+from .events import Watch
 from .images import Image, normal
 
 if TYPE_CHECKING:
@@ -24,6 +25,8 @@ if TYPE_CHECKING:
 
 _log = logging.getLogger("agentix_runner.providers.docker")
 
+# Seconds that a container may take to end and remove itself once its connection is closed.
+_BY_ITSELF_S = 2.0
 # Variables of an image that would change what the bundle's own loader loads. The worker puts them back for what it
 # starts.
 _LOADER = ("LD_PRELOAD", "LD_AUDIT")
@@ -43,6 +46,8 @@ class Container:
         self._asked = False
         self._unsure = False
         self._emptied: str | None = None
+        self._watch: Watch | None = None
+        self._started = False
         self._transport: AttachTransport | None = None
         self._sandbox: RemoteSandbox | None = None
 
@@ -59,7 +64,7 @@ class Container:
         env, kept = self._environment(image)
         self._create(env, volume)
         assert self._id is not None
-        watch = self._engine.events.watch(self._id, self.name)
+        watch = self._watch = self._engine.events.watch(self._id, self.name)
         with self._engine.doing("attach to a container"):
             params = {"stdin": 1, "stdout": 1, "stderr": 1, "stream": 1}
             self._transport = AttachTransport(api.attach_socket(self._id, params=params), watch.exit_of)
@@ -80,6 +85,7 @@ class Container:
                 self._emptied = volume
                 raise SandboxStartError(f"the bundle's volume is gone: {error}", transient=True) from error
             raise
+        self._started = True
         self._sandbox.connect(self._provider.start_timeout, {"environ": kept})
         return self._sandbox
 
@@ -190,10 +196,23 @@ class Container:
             if self._id is not None:
                 self._engine.events.forget(self._id)
 
+    def _is_gone(self) -> bool:
+        """Whether it has removed itself, now that it was hung up on: the least work for the engine, and as quick."""
+        if self._watch is None or not self._here.tells_removals:
+            return False
+        if self._watch.is_gone(_BY_ITSELF_S):
+            return True
+        if self._watch.ended:
+            # This engine has other words for it: don't wait for them again.
+            self._here.tells_removals = False
+        return False
+
     def _remove(self) -> None:
         from docker.errors import DockerException
         from requests import RequestException
 
+        if self._started and self._is_gone():
+            return
         api = self._engine.brief
         try:
             self._engine.knock()

@@ -9,8 +9,7 @@ from __future__ import annotations
 import contextlib
 import logging
 import threading
-import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 _log = logging.getLogger("agentix_runner.providers.docker")
@@ -25,12 +24,19 @@ class Watch:
         self.name = name
         self.exit_code: int | None = None
         self.ended = False
+        self.gone = False
         self.out_of_memory = False
         self._events = events
 
     def exit_of(self, timeout: float) -> tuple[int | None, bool]:
         """Wait up to `timeout` seconds for the end: the exit code, None where it isn't known; did memory run out."""
-        return self._events.wait(self, timeout)
+        self._events.wait(lambda: self.ended, timeout)
+        return self.exit_code, self.out_of_memory
+
+    def is_gone(self, timeout: float) -> bool:
+        """Wait up to `timeout` seconds until it has removed itself. False where it has not, or nobody tells."""
+        self._events.wait(lambda: self.gone, timeout)
+        return self.gone
 
 
 class Events:
@@ -86,12 +92,10 @@ class Events:
         with self._told:
             self._watches.pop(container, None)
 
-    def wait(self, watch: Watch, timeout: float) -> tuple[int | None, bool]:
-        end = time.monotonic() + timeout
+    def wait(self, condition: Callable[[], bool], timeout: float) -> None:
+        """Wait until `condition()` holds, for at most `timeout` seconds, and no longer than anything is told."""
         with self._told:
-            while not watch.ended and self._alive and (left := end - time.monotonic()) > 0:
-                self._told.wait(left)
-            return watch.exit_code, watch.out_of_memory
+            self._told.wait_for(lambda: condition() or not self._alive, timeout)
 
     def _listen(self, stream: Any) -> None:
         try:
@@ -118,6 +122,7 @@ class Events:
                 if action == "die" and code is not None:
                     watch.exit_code = int(code)
                 watch.ended = True
+                watch.gone = watch.gone or action == "destroy"
             self._told.notify_all()
         if action == "oom":
             _log.warning("memory ran out in sandbox %s: the system killed a process there", watch.name)

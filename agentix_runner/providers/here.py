@@ -23,6 +23,7 @@ class Here:
         self.label = f"agentix.provider={secrets.token_hex(8)}"
         self.engine = Engine(make, self.label)
         self.images = Images(self.engine, pull=pull, remove=remove_images)
+        self.tells_removals = True
         self._bundles: Once[str | None, tuple[str, str]] = Once()
         # Guards what follows. Never held while the engine is asked.
         self._lock = threading.Lock()
