@@ -17,8 +17,10 @@ from . import swe_images as images
 from .swe_example import need
 
 from agents.recorded import RecordedAgent  # isort: skip
-from dataset import SweDataset, check, read_rows  # isort: skip
+from dataset import SweDataset  # isort: skip
 from harness import Harness, HarnessError  # isort: skip
+from rows import check, graded_part, read_rows  # isort: skip
+from scoring import apply  # isort: skip
 from testbed import DIFF, exclusions, patch_of, raise_if_machine  # isort: skip
 
 ADD, MUL = "tests/test_calc.py::test_add", "tests/test_calc.py::test_mul"
@@ -171,7 +173,8 @@ class Listed:
         self.instances, self.image, self.setup = swe.instances, swe.image, swe.setup
 
     def score(self, sandbox: Any, instance: dict[str, Any], patch: str) -> dict[str, Any]:
-        applied, said = self.swe.apply(sandbox, self.swe.harness.ask("spec", row=instance), patch)
+        spec = self.swe.harness.ask("spec", row=graded_part(instance))
+        applied, said = apply(sandbox, spec, patch)
         return {"applied": applied, "said": said, "files": sandbox.remote(bash, LISTING, cwd="/testbed").stdout}
 
 
@@ -301,7 +304,7 @@ def test_a_log_that_stalls_its_parser_is_given_up(swe_row: dict[str, Any], harne
     """A line made for a parser's regular expressions costs one rollout its limit; the next log is graded as ever."""
     row = {**swe_row, "log_parser": "parse_log_pytest_options"}
     marks = ">>>>> Start Test Output\n{}\n>>>>> End Test Output\n"
-    given = {"row": row, "patch": "x", "failed": None}
+    given = {"row": graded_part(row), "patch": "x", "failed": None}
     assert harness.ask("grade", log=marks.format(f"PASSED {ADD}\nPASSED {MUL}"), **given)["report"]["resolved"] is True
     before, harness.limit = harness.limit, 1.0
     began = time.monotonic()
@@ -344,6 +347,13 @@ def test_rows_of_an_older_revision_are_refused(swe_row: dict[str, Any]) -> None:
     with pytest.raises(BadArgument, match=r"has no image, eval_script: .* before swebench 5; the current revisions of"):
         check(old)
     check(swe_row)
+
+
+def test_rows_with_pictures_are_refused(swe_row: dict[str, Any]) -> None:
+    """A row whose tests need files that this example does not bring is refused, not graded without them."""
+    check({**swe_row, "image_assets": '{"patch": [], "test_patch": null}'})
+    with pytest.raises(BadArgument, match="has image_assets"):
+        check({**swe_row, "image_assets": {"test_patch": [{"path": "a.png", "url": "x"}]}})
 
 
 def test_an_unknown_parser_is_named(swe_row: dict[str, Any], harness: Harness) -> None:

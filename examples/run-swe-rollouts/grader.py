@@ -26,7 +26,6 @@ def spec(row: dict[str, Any]) -> dict[str, Any]:
     from swebench.harness.log_parsers import PARSER_REGISTRY
     from swebench.harness.run_evaluation import GIT_APPLY_CMDS
     from swebench.harness.utils import make_test_spec
-    from swebench.image_builder.constants import CONTAINER_WORKDIR
 
     if row["log_parser"] not in PARSER_REGISTRY:
         known = ", ".join(sorted(PARSER_REGISTRY))
@@ -35,7 +34,6 @@ def spec(row: dict[str, Any]) -> dict[str, Any]:
         "eval_script": make_test_spec(row).eval_script,
         "apply": GIT_APPLY_CMDS,
         "patch_file": CONTAINER_PATCH_FILE,
-        "workdir": CONTAINER_WORKDIR,
     }
 
 

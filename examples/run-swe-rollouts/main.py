@@ -12,7 +12,8 @@ from typing import Any
 import click
 from agents.gold import GoldPatchAgent
 from agents.recorded import RecordedAgent, read_predictions
-from dataset import SweDataset, check
+from dataset import SweDataset
+from rows import check
 
 from agentix_runner import DockerProvider, Timeouts, run_rollouts
 from agentix_runner.checks import instance_id_of
