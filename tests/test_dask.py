@@ -263,7 +263,7 @@ def test_a_stop_reaches_what_is_running_on_workers(client: Any, tmp_path: Path) 
     thread = threading.Thread(target=stop_once_all_wait)
     thread.start()
     rollouts = run(
-        client, instances=instances("solve", *["wait"] * 20), provider=Boxes(tmp_path), n_concurrent=12, stop=stop
+        client, instances=instances("solve", *["wait"] * 20), provider=Boxes(tmp_path, 1.5), n_concurrent=12, stop=stop
     )
     thread.join()
     assert [r.ran for r in rollouts] == [True] + [False] * 20

@@ -10,6 +10,7 @@ import subprocess
 import sys
 import textwrap
 import threading
+import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import Executor, Future, ProcessPoolExecutor, ThreadPoolExecutor
 from contextlib import contextmanager, suppress
@@ -46,10 +47,11 @@ class Box:
 
 
 class Boxes:
-    """A provider that can be sent anywhere; `folder` holds a file for each open sandbox."""
+    """A provider that can be sent anywhere; `folder` holds a file for each open sandbox, whose end takes `linger` s."""
 
-    def __init__(self, folder: Path | None = None) -> None:
+    def __init__(self, folder: Path | None = None, linger: float = 0) -> None:
         self.folder = folder
+        self.linger = linger
 
     @contextmanager
     def session(self, config: SandboxConfig) -> Iterator[Box]:
@@ -60,6 +62,7 @@ class Boxes:
         try:
             yield Box(config)
         finally:
+            time.sleep(self.linger)
             if mark is not None:
                 mark.unlink()
 
@@ -252,7 +255,11 @@ def test_a_stop_reaches_what_runs_in_other_processes_of_this_machine(
     thread = threading.Thread(target=stop_once_both_wait)
     thread.start()
     rollouts = run(
-        processes, instances=instances("solve", *["wait"] * 10), provider=Boxes(tmp_path), n_concurrent=2, stop=stop
+        processes,
+        instances=instances("solve", *["wait"] * 10),
+        provider=Boxes(tmp_path, 0.5),
+        n_concurrent=2,
+        stop=stop,
     )
     thread.join()
     assert [r.ran for r in rollouts] == [True] + [False] * 10
