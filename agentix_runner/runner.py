@@ -71,12 +71,18 @@ def run_rollouts(
         progress: "auto" (a bar in Jupyter, a line on a terminal), an object with the methods of
             `agentix_runner.cli.progress.Progress`, or None.
         arguments: noted in `run_dir`, and part of what makes it the same run: how the adapters were made, say.
+        executor: where rollouts run: any `concurrent.futures.Executor`; default: threads of its own. It is left as it
+            is. `n_concurrent` of its workers are used, or as many as there are. With a `ThreadPoolExecutor` everything
+            is as without; for others the adapters, the provider and the instances are pickled (with cloudpickle, where
+            that is installed), logs, files and events of a rollout come back when it ends, and `run_dir` is here. A
+            stop reaches what runs on Dask (`client.get_executor(pure=False)`) and in processes of this machine; on
+            other executors it means that nothing new starts.
 
     Callbacks run in the caller's thread; one that raises is logged. Ctrl-C raises KeyboardInterrupt after everything
     was removed; SIGTERM and SIGHUP, in the main thread, do the same and then end the process.
 
     Raises:
-        BadArgument, BadAdapter, RunDirError: before anything is started.
+        BadArgument, BadAdapter, RunDirError: before anything is run.
         JournalError: a finished rollout could not be written to `run_dir`; the run was stopped.
     """
     batch = _prepare(**locals())
