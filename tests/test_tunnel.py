@@ -6,6 +6,7 @@ import hashlib
 import http.client
 import json
 import os
+import signal
 import socket
 import threading
 import time
@@ -19,6 +20,7 @@ from agentix_runner import SandboxConfig
 from agentix_runner.errors import BadArgument, SandboxDied
 from agentix_runner.providers.docker import DockerProvider
 from agentix_runner.providers.local import LocalProvider
+from agentix_runner.remote import tunnel as tunnel_module
 from agentix_runner.remote.client import RemoteSandbox
 from agentix_runner.remote.usage import Usage
 
@@ -569,8 +571,9 @@ def test_a_tunnel_opens_once(local: RemoteSandbox, api: Api) -> None:
 
 @pytest.mark.usefixtures("no_threads_left")
 @pytest.mark.parametrize("how", ["kill", "exit", "stop"])
-def test_the_sandboxs_end_is_the_tunnels(api: Api, how: str) -> None:
+def test_the_sandboxs_end_is_the_tunnels(api: Api, how: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Killed, dead or stopped: the upstream's connections are closed, and leaving the tunnel takes no long time."""
+    monkeypatch.setattr(tunnel_module, "_CLOSE_S", 0.3)
     gone, started = threading.Event(), threading.Event()
 
     @api.on("/broken")
@@ -592,9 +595,12 @@ def test_the_sandboxs_end_is_the_tunnels(api: Api, how: str) -> None:
                 with pytest.raises(SandboxDied):
                     sandbox.remote(os._exit, 3)
             else:
-                sandbox.kill()
-            assert gone.wait(30)
-            assert isinstance(reading.exception(30), SandboxDied)
+                os.kill(sandbox.remote(os.getpid), signal.SIGSTOP)
+            assert how == "stop" or gone.wait(30)
+        assert gone.wait(30)
+        if how == "stop":
+            sandbox.kill()
+        assert isinstance(reading.exception(30), SandboxDied)
     with pytest.raises(SandboxDied), sandbox.tunnel(api.url):
         pass
 

@@ -67,8 +67,9 @@ class Stream:
 
     # --- for the connection's reader: nothing here waits ---
 
-    def take(self, frame: Frame) -> None:
-        """Take a frame of the other end. One that breaks the rules is the stream's end, and no one else's."""
+    def take(self, frame: Frame) -> bool:
+        """Take a frame of the other end. One that breaks the rules is the stream's end, and no one else's. False: it is
+        over, for that or another reason."""
         with self._changed:
             if frame.kind == frames.BODY:
                 self._take_body(frame)
@@ -81,6 +82,7 @@ class Stream:
             else:
                 self._fail("a frame that does not belong here")
             self._changed.notify_all()
+            return self._why is None
 
     def _take_body(self, frame: Frame) -> None:
         size = len(frame.payload)

@@ -14,7 +14,7 @@ from collections import deque
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
-from attrs import evolve, field, fields, frozen
+from attrs import field, fields, frozen
 
 from ..errors import BadArgument, SandboxError
 from ..threads import bounded
@@ -127,7 +127,7 @@ class Tunnel:
     def usage(self) -> Usage:
         """What went through so far, also after the tunnel is closed. An answer that was read to its end is in it."""
         with self._changed:
-            return evolve(self._usage)
+            return self._usage
 
     @property
     def unrecorded(self) -> int:
@@ -208,7 +208,7 @@ class Tunnel:
         return True
 
     def withdraw(self, exchange: Exchange) -> None:
-        """The sandbox has given this request up. For the reader."""
+        """The sandbox has given this request up, or broken the rules. For the reader."""
         exchange.cancel("the client is gone")
         with self._changed:
             if exchange in self._waiting:
@@ -298,8 +298,7 @@ class Tunnels:
                 self._open(frame)
             return
         tunnel, exchange = found
-        exchange.stream.take(frame)
-        if frame.kind == frames.RESET:
+        if not exchange.stream.take(frame):
             tunnel.withdraw(exchange)
 
     def _open(self, frame: Frame) -> None:
