@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import base64
 import functools
 import importlib.util
+import json
 import os
 import sys
+import urllib.parse
 from pathlib import Path
 
 import pytest
@@ -30,3 +33,21 @@ def need(package: str, extra: str) -> None:
     if os.environ.get(REQUIRE) == "1":
         pytest.fail(f"{REQUIRE}=1, but {reason}", pytrace=False)
     pytest.skip(reason)
+
+
+def spellings(key: str) -> set[str]:
+    """A key as it might turn up: as it is, quoted for a URL or JSON, in base64 (as in Basic auth), in hex."""
+    found = {key, urllib.parse.quote(key), urllib.parse.quote(key, safe=""), json.dumps(key)[1:-1], key.encode().hex()}
+    for before in ("", "x", "xx"):  # where it begins within three bytes decides how its base64 looks
+        coded = base64.b64encode((before + key).encode()).decode()
+        found.add(coded[4:-4] if before else coded.rstrip("="))
+    return found
+
+
+def where_key_is(key: str, folder: Path, *texts: str) -> list[str]:
+    """Which of `texts`, and of the files in `folder`, hold `key` in any spelling."""
+    everything = {text[:200]: text for text in texts}
+    for path in folder.rglob("*"):
+        if path.is_file():
+            everything[str(path)] = path.read_bytes().decode("latin-1")
+    return [name for name, text in everything.items() if any(spelling in text for spelling in spellings(key))]

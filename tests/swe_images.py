@@ -235,7 +235,7 @@ def _build(client: docker.DockerClient, tag: str, dockerfile: str, tars: dict[st
                     packed.add(folder, arcname=".", filter=_owned_by_root)
                 _add(tar, name, inner.getvalue())
         context.seek(0)
-        client.images.build(fileobj=context, custom_context=True, tag=tag, rm=True, forcerm=True)
+        client.images.build(fileobj=context, custom_context=True, tag=tag, rm=True, forcerm=True, network_mode="none")
 
 
 def _owned_by_root(member: tarfile.TarInfo) -> tarfile.TarInfo:

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import base64
 import json
-import urllib.parse
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -18,7 +16,7 @@ from agentix_runner.remote.tools import BashResult, bash
 from .claude_code import claude_bundle  # noqa: F401
 from .images import BUSYBOX
 from .messages_api import INPUT_TOKENS, OUTPUT_TOKENS, MessagesApi, say, serving, use
-from .swe_example import need
+from .swe_example import need, where_key_is
 
 from agents.claude_code import COMMAND, ClaudeCodeAgent, outcome  # isort: skip
 from agents.gold import GoldPatchAgent  # isort: skip
@@ -240,15 +238,6 @@ STEPS = [
 ]
 
 
-def spellings(key: str) -> set[str]:
-    """A key as it might turn up: as it is, quoted for a URL or JSON, in base64 (as in Basic auth), in hex."""
-    found = {key, urllib.parse.quote(key), urllib.parse.quote(key, safe=""), json.dumps(key)[1:-1], key.encode().hex()}
-    for before in ("", "x", "xx"):  # where it begins within three bytes decides how its base64 looks
-        coded = base64.b64encode((before + key).encode()).decode()
-        found.add(coded[4:-4] if before else coded.rstrip("="))
-    return found
-
-
 def claude(row: dict[str, Any], harness: Harness, api: MessagesApi, bundle: str, **settings: Any) -> Rollout:
     """A rollout of Claude Code against `api`."""
     run_dir = settings.pop("run_dir", None)
@@ -283,10 +272,7 @@ def test_claude_code_resolves(
     seen = json.dumps(api.requests[-1]["messages"][-1])
     assert "ANTHROPIC_API_KEY=the-key-is-on-the-host" in seen
     assert "5\\n" in seen
-    everything = [caplog.text, repr(rollout), json.dumps(api.requests)]
-    everything += [path.read_bytes().decode("latin-1") for path in (tmp_path / "run").rglob("*") if path.is_file()]
-    for spelling in spellings(KEY):
-        assert not [text[:80] for text in everything if spelling in text]
+    assert where_key_is(KEY, tmp_path, caplog.text, repr(rollout), json.dumps(api.requests)) == []
 
 
 @pytest.mark.parametrize(

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import json
+import os
+import subprocess
+import sys
 import time
 from collections.abc import Iterator
 from typing import Any
@@ -14,7 +17,8 @@ from agentix_runner.errors import BadArgument
 from agentix_runner.remote.tools import BashResult, bash
 
 from . import swe_images as images
-from .swe_example import need
+from .conftest import eventually
+from .swe_example import EXAMPLE, need
 
 from agents.recorded import RecordedAgent  # isort: skip
 from dataset import SweDataset  # isort: skip
@@ -330,12 +334,35 @@ def test_the_process_that_grades_ends_with_its_owner(harness: Harness) -> None:
     with pytest.raises(HarnessError, match="swebench raised KeyError when asked for 'spec'"):
         own.ask("spec", row={})
     assert own._end is not None
-    process = own._end.peek()[2][0]  # type: ignore[index]
+    process, _, folder = own._end.peek()[2]
     own.close()
-    assert process.returncode == -9
+    assert (process.returncode, os.path.exists(folder)) == (-9, False)
     with pytest.raises(HarnessError, match="KeyError"):
         own.ask("spec", row={})
     own.close()
+
+
+def test_the_process_that_grades_goes_with_a_killed_owner() -> None:
+    """After a kill -9 of the process that asks, the one that grades and its folder are gone."""
+    need("swebench", "swe")
+    code = f"""
+import sys, time
+sys.path.insert(0, {str(EXAMPLE)!r})
+from harness import Harness
+harness = Harness()
+try:
+    harness.ask("spec", row={{}})
+except Exception:
+    process, _, folder = harness._end.peek()[2]
+    print(process.pid, folder, flush=True)
+time.sleep(60)
+"""
+    with subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, text=True) as owner:
+        assert owner.stdout is not None
+        pid, folder = owner.stdout.readline().split()
+        assert os.path.isdir(folder)
+        owner.kill()
+    eventually(lambda: not os.path.exists(folder) and not os.path.exists(f"/proc/{pid}"), 30)
 
 
 # ---------------------------------------------------------------- rows

@@ -13,7 +13,9 @@ import pytest
 
 from . import swe_images as images
 from .bench import grading
-from .swe_example import EXAMPLE, need
+from .claude_code import claude_bundle  # noqa: F401
+from .messages_api import INPUT_TOKENS, MessagesApi, say, serving, use
+from .swe_example import EXAMPLE, need, where_key_is
 
 pytestmark = pytest.mark.timeout(400)
 
@@ -73,6 +75,60 @@ def test_a_run_and_its_predictions(swe_row: dict[str, Any], tmp_path: Path) -> N
 
 def open_lines(path: Path) -> list[str]:
     return path.read_text().splitlines()
+
+
+KEY = "sk-ant-api03-a+very/secret=key-9876543210"
+READ = use("Read", file_path="/testbed/calc.py")
+EDIT = use("Edit", file_path="/testbed/calc.py", old_string="a - b", new_string="a + b")
+SED = use("bash", command="sed -i 's/a - b/a + b/' calc.py && git diff -- calc.py > patch.txt")
+SUBMIT = use("bash", command="echo COMPLETE_TASK_AND_SUBMIT_FINAL_OUTPUT && cat patch.txt")
+
+
+@pytest.mark.parametrize("status", [200, 401])
+@pytest.mark.parametrize(
+    ("agent", "model", "steps"),
+    [
+        ("claude-code", "claude-sonnet-4-5", [[READ], [EDIT], [say("done")]]),
+        ("mini", "anthropic/claude-sonnet-4-5-20250929", [[SED], [SUBMIT]]),
+    ],
+)
+def test_an_agents_key_stays_here(
+    swe_row: dict[str, Any],
+    tmp_path: Path,
+    request: pytest.FixtureRequest,
+    agent: str,
+    model: str,
+    steps: list[list[dict[str, Any]]],
+    status: int,
+) -> None:
+    """--agent runs with a key from the environment that reaches the API and is nowhere else: not in what is printed, not
+    in the run directory, whether the API answers or refuses. What it used is in the summary."""
+    need("swebench", "swe")
+    need("minisweagent", "mini")
+    bundle = request.getfixturevalue("claude_bundle") if agent == "claude-code" else ""
+    (tmp_path / "rows.jsonl").write_text(json.dumps(swe_row) + "\n")
+    with serving(MessagesApi(steps, status=status)) as api:
+        done = command(
+            tmp_path,
+            *("--rows", "rows.jsonl", "--agent", agent, "--model", model, "--out", "out"),
+            *(["--bundle", bundle] if bundle else []),
+            ANTHROPIC_API_KEY=KEY,
+            ANTHROPIC_BASE_URL=api.url,
+            ANTHROPIC_API_BASE=api.url,
+            CLAUDE_CODE_MAX_RETRIES="0",
+            LITELLM_LOCAL_MODEL_COST_MAP="True",  # else it asks the network, which need not be there
+        )
+    assert done.returncode == (0 if status == 200 else 1), done.stderr
+    assert api.keys == {KEY}
+    assert where_key_is(KEY, tmp_path, done.stdout, done.stderr, json.dumps(api.requests)) == []
+    if status == 200:
+        assert "  resolved  1  100.0%" in done.stdout.splitlines()
+        summary = json.loads((tmp_path / "out" / "summary.json").read_text())
+        assert sum(n for name, n in summary["usage"].items() if "input_tokens" in name) == INPUT_TOKENS * len(
+            api.requests
+        )
+    else:
+        assert "401" in done.stdout or "AuthenticationError" in done.stdout
 
 
 @pytest.mark.parametrize(

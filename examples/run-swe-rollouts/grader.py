@@ -11,11 +11,13 @@ import contextlib
 import json
 import os
 import resource
+import shutil
 import socket
-import tempfile
+import sys
 import time
 from typing import Any
 
+FOLDER = sys.argv[1]
 CPU_S = 300
 """How many seconds of a processor's time one answer may take."""
 
@@ -46,12 +48,11 @@ def grade(row: dict[str, Any], patch: str, log: str, failed: str | None) -> dict
     mark = {"apply": APPLY_PATCH_FAIL, "timeout": TESTS_TIMEOUT, None: ""}[failed]
     test_spec = make_test_spec(row)
     prediction = {"instance_id": row["instance_id"], "model_name_or_path": "", "model_patch": patch}
-    with tempfile.TemporaryDirectory(prefix="agentix-grade-") as folder:
-        path = os.path.join(folder, "test_output.txt")
-        # As the harness does: in the encoding in which its own functions read the file.
-        with open(path, "w", encoding="locale", errors="replace", newline="") as file:
-            file.write(f"{log}\n{mark}" if mark else log)
-        report = get_eval_report(test_spec, prediction, path, include_tests_status=True)[row["instance_id"]]
+    path = os.path.join(FOLDER, "test_output.txt")
+    # As the harness does: in the encoding in which its own functions read the file.
+    with open(path, "w", encoding="locale", errors="replace", newline="") as file:
+        file.write(f"{log}\n{mark}" if mark else log)
+    report = get_eval_report(test_spec, prediction, path, include_tests_status=True)[row["instance_id"]]
     return {"report": report, "exit_code": parse_test_exit_code(log)}
 
 
@@ -64,20 +65,32 @@ def rows(name: str, split: str) -> list[dict[str, Any]]:
 
 
 def main() -> None:
-    with socket.socket(fileno=os.dup(0)) as link, link.makefile("rb") as requests:
-        with contextlib.suppress(ImportError):  # told when it is asked for
-            import swebench.harness.run_evaluation  # noqa: F401
-        for line in requests:
-            # Whoever asks gives up sooner; this is for when they are gone.
-            most = resource.getrlimit(resource.RLIMIT_CPU)[1]
-            wanted = int(time.process_time()) + CPU_S
-            resource.setrlimit(resource.RLIMIT_CPU, (wanted if most < 0 else min(wanted, most), most))
-            request = json.loads(line)
-            try:
-                answer = {"value": {"spec": spec, "grade": grade, "rows": rows}[request["ask"]](**request["with"])}
-            except Exception as exc:
-                answer = {"error": str(exc), "type": type(exc).__name__}
-            link.sendall(json.dumps(answer, default=str).encode() + b"\n")
+    try:
+        with socket.socket(fileno=os.dup(0)) as link, link.makefile("rb") as requests:
+            with contextlib.suppress(ImportError):  # told when it is asked for
+                import swebench.harness.run_evaluation  # noqa: F401
+            for line in requests:
+                limit_cpu(CPU_S)
+                link.sendall(json.dumps(answer(json.loads(line)), default=str).encode() + b"\n")
+    except OSError:
+        """Whoever asked is gone."""
+    finally:
+        shutil.rmtree(FOLDER, ignore_errors=True)
+
+
+def answer(request: dict[str, Any]) -> dict[str, Any]:
+    try:
+        return {"value": {"spec": spec, "grade": grade, "rows": rows}[request["ask"]](**request["with"])}
+    except Exception as exc:
+        return {"error": str(exc), "type": type(exc).__name__}
+
+
+def limit_cpu(seconds: int) -> None:
+    """End this process where it takes more than `seconds` from now. Whoever asks gives up sooner; this is for when they
+    are gone."""
+    most = resource.getrlimit(resource.RLIMIT_CPU)[1]
+    wanted = int(time.process_time()) + seconds
+    resource.setrlimit(resource.RLIMIT_CPU, (wanted if most < 0 else min(wanted, most), most))
 
 
 if __name__ == "__main__":

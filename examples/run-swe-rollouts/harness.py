@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import contextlib
 import json
+import shutil
 import socket
 import subprocess
 import sys
+import tempfile
 import threading
 import time
 import weakref
@@ -89,18 +91,23 @@ class Harness:
         return b"".join(parts)
 
     def _start(self) -> socket.socket:
-        self._link, theirs = socket.socketpair()
-        self._fresh = True
+        folder = tempfile.mkdtemp(prefix="agentix-grader-")
+        link, theirs = socket.socketpair()
         with theirs:
             process = subprocess.Popen(
-                [sys.executable, str(GRADER)], stdin=theirs, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
+                [sys.executable, str(GRADER), folder],
+                stdin=theirs,
+                stdout=subprocess.DEVNULL,
+                stderr=subprocess.DEVNULL,
             )
-        self._end = weakref.finalize(self, _end, process, self._link)
-        return self._link
+        self._link, self._fresh = link, True
+        self._end = weakref.finalize(self, _end, process, link, folder)
+        return link
 
 
-def _end(process: subprocess.Popen[bytes], link: socket.socket) -> None:
+def _end(process: subprocess.Popen[bytes], link: socket.socket, folder: str) -> None:
     link.close()
     process.kill()
     with contextlib.suppress(subprocess.TimeoutExpired):
         process.wait(10)
+    shutil.rmtree(folder, ignore_errors=True)
