@@ -109,10 +109,11 @@ class AttachTransport:
 
     def release(self, timeout: float) -> bool:
         """The container itself is removed elsewhere: this only frees the socket."""
-        with contextlib.suppress(OSError):
-            self._attached.close()
-        with contextlib.suppress(OSError):
-            self._socket.close()
+        # With TLS the answer holds on to the socket, too.
+        for held in (getattr(self._attached, "_response", None), self._attached, self._socket):
+            if held is not None:
+                with contextlib.suppress(OSError):
+                    held.close()
         return True
 
     def forget(self) -> None:

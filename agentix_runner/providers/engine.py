@@ -10,6 +10,7 @@ import errno
 import logging
 import os
 import socket
+import ssl
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -21,6 +22,8 @@ from .events import Events
 
 _log = logging.getLogger("agentix_runner.providers.docker")
 
+# requests takes the certificates named there instead of those that docker-py has been given.
+_CA_BUNDLES = ("REQUESTS_CA_BUNDLE", "CURL_CA_BUNDLE")
 _DEFAULT = "unix:///var/run/docker.sock"
 # Idle connections that are kept. On a Unix socket docker-py has a pool for each URL, and fills it with as many empty
 # places: few must do. Anywhere else all requests share one, which is dropped from and warned about when it is full.
@@ -164,6 +167,10 @@ class Engine:
                 f"no container engine answers at {where}: start Docker, or set DOCKER_HOST to where it is",
                 transient=self._was_reached,
             )
+        if any(isinstance(one, ssl.SSLError) for one in _chain(error)):
+            set_ = next((name for name in _CA_BUNDLES if os.environ.get(name)), None)
+            remedy = f"unset {set_}, which takes precedence" if set_ else "check DOCKER_CERT_PATH, and who it trusts"
+            return SandboxStartError(f"no secure connection to the container engine at {where}: {remedy}")
         if errno.EMFILE in numbers:
             return SandboxStartError(f"the engine can't {what}: too many open files: raise `ulimit -n`")
         late = (requests.Timeout, urllib3.exceptions.TimeoutError, TimeoutError)
@@ -265,5 +272,6 @@ def _chain(error: BaseException) -> list[BaseException]:
 
 def _numbers(error: BaseException) -> Iterator[int]:
     for one in _chain(error):
-        if isinstance(one, OSError) and isinstance(one.errno, int):
+        # TLS errors have numbers of their own there.
+        if isinstance(one, OSError) and isinstance(one.errno, int) and not isinstance(one, ssl.SSLError):
             yield one.errno
