@@ -315,19 +315,21 @@ KILLED = """
     from tests.test_executors import Boxes, PlainDataset, Scripted, instances, run
 
     if __name__ == "__main__":
-        pool = ProcessPoolExecutor(2, mp_context=multiprocessing.get_context("spawn"))
+        pool = ProcessPoolExecutor(2, mp_context=multiprocessing.get_context(sys.argv[2]))
         run(pool, instances=instances("wait", "wait"), provider=Boxes(Path(sys.argv[1])))
 """
 
 
-@pytest.mark.parametrize("signum", [signal.SIGINT, signal.SIGKILL])
-def test_what_runs_elsewhere_ends_with_the_process_that_started_it(tmp_path: Path, signum: int) -> None:
+@pytest.mark.parametrize(
+    ("signum", "method"), [(signal.SIGINT, "spawn"), (signal.SIGKILL, "spawn"), (signal.SIGKILL, "forkserver")]
+)
+def test_what_runs_elsewhere_ends_with_the_process_that_started_it(tmp_path: Path, signum: int, method: str) -> None:
     """Ctrl-C in a terminal, which all processes get, and a kill that only the first one gets: no sandbox stays open."""
     script = tmp_path / "script.py"
     script.write_text(textwrap.dedent(KILLED))
     (tmp_path / "open").mkdir()
     process = subprocess.Popen(
-        [sys.executable, script, tmp_path / "open"],
+        [sys.executable, script, tmp_path / "open", method],
         env={**os.environ, "PYTHONPATH": str(ROOT)},
         start_new_session=True,
         stderr=subprocess.PIPE,

@@ -14,7 +14,7 @@ import signal
 import tempfile
 import threading
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import Executor, Future, ProcessPoolExecutor
 from typing import TYPE_CHECKING
 
@@ -22,6 +22,7 @@ from attrs import frozen
 
 from ..errors import BadAdapter, Stopped, describe
 from ..outcome import fail
+from ..providers import owners
 from ..records import Rollout
 from ..rollout import Item, Spec
 from .elsewhere import Elsewhere
@@ -40,6 +41,7 @@ class Ticket:
     """How to get at what the rollouts of a run share: in the file `path`, or else in `parcel`."""
 
     host: str
+    owner: Mapping[str, str]
     path: str
     run_id: str
     model: str | None
@@ -62,7 +64,7 @@ class Processes(Elsewhere):
         with open(path, "wb") as file:
             file.write(self._parcel)
         parcel = None if isinstance(self.executor, ProcessPoolExecutor) else self._parcel
-        self._ticket = Ticket(this_process(), path, self.run.run_id, self.spec.model, parcel)
+        self._ticket = Ticket(this_process(), owners.owner(), path, self.run.run_id, self.spec.model, parcel)
 
     def send(self, name: str, item: Item) -> Future[Outcome]:
         instance = pack_instance(item.instance, item.instance_id)
@@ -116,13 +118,13 @@ def _workplace(ticket: Ticket) -> Workplace:
             if shared:
                 # Without a watch nobody would know when to let go of it.
                 _workplaces[ticket.path] = place
-                watch = threading.Thread(target=_watch, args=(ticket.path, place, os.getppid()), daemon=True)
-                watch.start()
+                threading.Thread(target=_watch, args=(ticket.path, place, ticket.owner), daemon=True).start()
         return place
 
 
-def _watch(path: str, place: Workplace, parent: int) -> None:
-    while os.path.exists(path) and os.getppid() == parent:
+def _watch(path: str, place: Workplace, owner: Mapping[str, str]) -> None:
+    # By the owner's number, not by this process's parent, which may be a fork server that outlives the owner.
+    while os.path.exists(path) and not owners.is_dead(owner):
         time.sleep(WATCH_S)
     place.stop()
     shutil.rmtree(os.path.dirname(path), ignore_errors=True)  # where nobody else is left to do it
