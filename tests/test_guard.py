@@ -40,6 +40,7 @@ STATES = {
     "stopped": (remote.stop_me, 1),
     "holding the lock": (remote.hold_the_lock, 1),
     "left a fork chain": (remote.fork_chain, 1),
+    "left a swarm of fork chains": (remote.fork_swarm, 1),
 }
 
 

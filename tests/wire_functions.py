@@ -270,6 +270,22 @@ def fork_chain(path: str) -> None:
     wait_for(path, 1)
 
 
+def fork_swarm(path: str) -> None:
+    """Leave many such chains in one process group: more forks than can be killed one by one. They end by themselves."""
+    if os.fork() == 0:
+        os.setsid()
+        end = time.monotonic() + 45
+        for _ in range(48):
+            if os.fork() == 0:
+                while time.monotonic() < end:
+                    if os.fork():
+                        os._exit(0)
+                os._exit(0)
+        _note(path, os.getpid())
+        os._exit(0)
+    wait_for(path, 1)
+
+
 def wait_for(path: str, lines: int) -> None:
     while not os.path.exists(path) or len(pathlib.Path(path).read_text().split()) < lines:
         time.sleep(0.002)

@@ -182,15 +182,21 @@ def _hang_up() -> None:
 def _kill_all(worker: int, unreaped: bool) -> None:
     """Kill every descendant until none is left.
 
-    Only children are killed, never grandchildren: a child's process id can't be used again before it is reaped here.
-    What a killed child leaves behind becomes a child of this process (PID 1 or subreaper), so that the next round
-    finds it, however it was detached.
+    Only children are killed, and their process groups, never grandchildren by their number: a child's process id
+    can't be used again before it is reaped here. What a killed child leaves behind becomes a child of this process
+    (PID 1 or subreaper), so that the next round finds it, however it was detached. Groups, because the kernel kills
+    one as a whole: a program that forks faster than it can be killed one by one ends all the same.
     """
     end = time.monotonic() + _KILL_LIMIT_S
     pause = 0.0
+    session = os.getsid(0)
     while time.monotonic() < end:
         if sys.platform == "linux":
             for pid in _children():
+                with contextlib.suppress(OSError):
+                    # A group lies within one session, and the worker has begun one that is not the guard's.
+                    if os.getsid(pid) != session:
+                        _kill(os.killpg, os.getpgid(pid))
                 _kill(os.kill, pid)
         else:
             # No subreaper here: the worker and its group are all that can be reached.
