@@ -5,9 +5,9 @@ from __future__ import annotations
 import click
 
 from agentix_runner.cli.table import table
-from agentix_runner.text import clean, cut_to, printable, seconds
 from agentix_runner.records import NOT_RUN, Failure, Rollout
 from agentix_runner.summary import summarize
+from agentix_runner.text import clean, cut_to, printable, seconds
 
 
 def shown(*rollouts: Rollout, run_dir: str | None = None) -> str:
