@@ -46,8 +46,8 @@ def test_verdicts_and_reports_are_those_of_the_harness(swe_row: dict[str, Any], 
     has no report (a patch that doesn't apply, tests that hang, an empty patch), there is a reason here."""
     need("swebench", "swe")
     grading.write(tmp_path, swe_row, PATCHES)
-    ours = grading.by_us(tmp_path, workers=4, timeout=8)
-    theirs = grading.by_harness(tmp_path, workers=len(PATCHES), timeout=8)
+    ours = grading.by_us(tmp_path, workers=4, timeout=25)
+    theirs = grading.by_harness(tmp_path, workers=len(PATCHES), timeout=25)
     assert ours.reports == theirs.reports
     assert ours.resolved == theirs.resolved
     assert {"test__calc-gold"} <= ours.resolved <= {"test__calc-gold", "test__calc-fuzzy"}
@@ -101,8 +101,8 @@ def test_an_agents_key_stays_here(
     steps: list[list[dict[str, Any]]],
     status: int,
 ) -> None:
-    """--agent runs with a key from the environment that reaches the API and is nowhere else: not in what is printed, not
-    in the run directory, whether the API answers or refuses. What it used is in the summary."""
+    """--agent runs with a key from the environment that reaches the API and is nowhere else, neither printed nor in the
+    run directory, whether the API answers or refuses. What it used is in the summary."""
     need("swebench", "swe")
     need("minisweagent", "mini")
     bundle = request.getfixturevalue("claude_bundle") if agent == "claude-code" else ""

@@ -51,8 +51,8 @@ class ClaudeCodeAgent:
         max_turns: most turns; the edits that were made until then are the patch.
         timeout: most seconds, likewise.
         api_timeout: how long the API may take for one answer, in seconds.
-        api_retries: how often the CLI asks again while the API refuses, is overloaded or out of reach; 10 times take three
-            minutes. Default: CLAUDE_CODE_MAX_RETRIES, else 10.
+        api_retries: how often the CLI asks again while the API refuses, is overloaded or out of reach; 10 times take
+            three minutes. Default: CLAUDE_CODE_MAX_RETRIES, else 10.
     """
 
     upstream: str = field(factory=lambda: os.environ.get("ANTHROPIC_BASE_URL") or "https://api.anthropic.com")
