@@ -256,7 +256,7 @@ def test_a_stop_reaches_what_is_running_on_workers(client: Any, tmp_path: Path) 
 
     def stop_once_all_wait() -> None:
         try:
-            eventually(lambda: len(list(tmp_path.glob("*.agent"))) == 6)
+            eventually(lambda: set(os.listdir(tmp_path)) == {f"i{k}.agent" for k in range(1, 7)}, 30)
         finally:
             stop.set()
 
