@@ -253,17 +253,23 @@ def test_a_rollout_that_kills_its_workers_is_tried_so_often(
 def test_a_stop_reaches_what_is_running_on_workers(client: Any, tmp_path: Path) -> None:
     """Their sandboxes are closed when the run has returned; what waited for a worker did not run; the rest is kept."""
     stop = threading.Event()
+    done: list[Rollout] = []
 
     def stop_once_all_wait() -> None:
         try:
-            eventually(lambda: set(os.listdir(tmp_path)) == {f"i{k}.agent" for k in range(1, 7)}, 30)
+            eventually(lambda: done and len(os.listdir(tmp_path)) == 6, 30)
         finally:
             stop.set()
 
     thread = threading.Thread(target=stop_once_all_wait)
     thread.start()
     rollouts = run(
-        client, instances=instances("solve", *["wait"] * 20), provider=Boxes(tmp_path, 1.5), n_concurrent=12, stop=stop
+        client,
+        instances=instances("solve", *["wait"] * 20),
+        provider=Boxes(tmp_path, 1.5),
+        n_concurrent=12,
+        stop=stop,
+        on_result=done.append,
     )
     thread.join()
     assert [r.ran for r in rollouts] == [True] + [False] * 20
