@@ -280,11 +280,19 @@ def test_a_stop_reaches_what_is_running_on_workers(client: Any, tmp_path: Path) 
 def test_a_stop_does_not_wait_for_workers_that_never_come(client: Any) -> None:
     """Rollouts that nobody can run are taken back."""
     stop = threading.Event()
-    busy = [client.submit(time.sleep, 3, pure=False) for _ in range(6)]
-    timer = threading.Timer(0.3, stop.set)
-    timer.start()
+    busy = [client.submit(time.sleep, 4, pure=False) for _ in range(6)]
+
+    def stop_once_all_are_queued() -> None:
+        scheduler = client.cluster.scheduler
+        try:
+            eventually(lambda: sum(str(key).startswith("agentix-") for key in list(scheduler.tasks)) == 4)
+        finally:
+            stop.set()
+
+    thread = threading.Thread(target=stop_once_all_are_queued)
+    thread.start()
     rollouts = run(client, 4, stop=stop)
-    timer.join()
+    thread.join()
     assert [r.ran for r in rollouts] == [False] * 4
     assert not any(future.done() for future in busy)
     client.cancel(busy)
