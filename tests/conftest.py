@@ -31,7 +31,7 @@ def no_threads_left() -> Iterator[None]:
     eventually(lambda: set(threading.enumerate()) <= before)
 
 
-def eventually(condition: Callable[[], bool], limit_s: float = 10.0) -> None:
+def eventually(condition: Callable[[], bool], limit_s: float = 60.0) -> None:
     """Wait until `condition()` holds; fail where it has not after `limit_s`, a generous hang limit."""
     until = time.monotonic() + limit_s
     while not condition():
