@@ -277,26 +277,37 @@ def test_a_stop_reaches_what_is_running_on_workers(client: Any, tmp_path: Path) 
     assert list(tmp_path.iterdir()) == []
 
 
-def test_a_stop_does_not_wait_for_workers_that_never_come(client: Any) -> None:
-    """Rollouts that nobody can run are taken back."""
+def test_a_stop_does_not_wait_for_workers_that_never_come(client: Any, tmp_path: Path) -> None:
+    """Rollouts that nobody can run, since all workers are at something else, are taken back."""
     stop = threading.Event()
-    busy = [client.submit(time.sleep, 4, pure=False) for _ in range(6)]
+    busy = [client.submit(occupy, tmp_path, k, pure=False) for k in range(6)]
+    eventually(lambda: len(os.listdir(tmp_path)) == 6, 30)
 
     def stop_once_all_are_queued() -> None:
         scheduler = client.cluster.scheduler
         try:
-            eventually(lambda: sum(str(key).startswith("agentix-") for key in list(scheduler.tasks)) == 4)
+            eventually(lambda: sum(str(key).startswith("agentix-") for key in list(scheduler.tasks)) == 4, 30)
         finally:
             stop.set()
 
     thread = threading.Thread(target=stop_once_all_are_queued)
     thread.start()
-    rollouts = run(client, 4, stop=stop)
-    thread.join()
-    assert [r.ran for r in rollouts] == [False] * 4
-    assert not any(future.done() for future in busy)
-    client.cancel(busy)
-    eventually(lambda: not any(client.processing().values()), 20)
+    try:
+        rollouts = run(client, 4, stop=stop)
+        thread.join()
+        assert [r.ran for r in rollouts] == [False] * 4
+        assert not any(future.done() for future in busy)
+    finally:
+        (tmp_path / "leave").touch()
+    distributed.wait(busy, 30)
+
+
+def occupy(folder: Path, number: int) -> None:
+    """Keep a worker's thread until there is a file "leave", or for 20 s."""
+    (folder / str(number)).touch()
+    until = time.monotonic() + 20
+    while not (folder / "leave").exists() and time.monotonic() < until:
+        time.sleep(0.01)
 
 
 HOST = """
