@@ -180,18 +180,19 @@ def test_no_head_makes_the_check_fail_in_another_way(lines: list[str]) -> None:
 
 def test_the_hosts_headers_replace_the_sandboxs_in_any_spelling(local: RemoteSandbox, api: Api) -> None:
     """In other capitals, repeated, with underscores, or named as one of the connection's own."""
-    given = {"x-api-key": KEY, "anthropic-version": "2023-06-01", "authorization": None}
+    given = {"X-Api-Key": KEY, "anthropic_version": "2023-06-01", "authorization": None}
     with local.tunnel(api.url, headers=given) as url:
         head = (
             "GET /v1 HTTP/1.1\r\nHost: localhost\r\nX-API-KEY: a\r\nx-api-key: b\r\nX_Api_Key: c\r\nx-api_key: d\r\n"
-            "AUTHORIZATION: Bearer e\r\nConnection: close, x-api-key, X-Mine\r\nx-mine: f\r\nkeep: g\r\nKeep: h\r\n\r\n"
+            "Anthropic-Version: 1\r\nAUTHORIZATION: Bearer e\r\n"
+            "Connection: close, x-api-key, X-Mine\r\nx-mine: f\r\nkeep: g\r\nKeep: h\r\n\r\n"
         )
         local.remote(raw, url, head.encode())
     [asked] = api.asked
     sent = sorted((name.lower(), value) for name, value in asked.headers.items())
     assert sent == [
         ("accept-encoding", "identity"),
-        ("anthropic-version", "2023-06-01"),
+        ("anthropic_version", "2023-06-01"),
         ("host", f"127.0.0.1:{api.server_port}"),
         ("keep", "g"),
         ("keep", "h"),

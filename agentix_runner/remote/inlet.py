@@ -204,6 +204,9 @@ class Inlet:
         with connection, contextlib.suppress(OSError):
             connection.setblocking(False)
             Outgoing(connection, None, keeps=False).refuse(Refusal(503, "too many connections at once"))
+            # What is left unread when it is closed would take the answer with it.
+            connection.shutdown(socket.SHUT_WR)
+            connection.recv(64 * 1024)
 
     def _look(self, number: int) -> None:
         """A client that waits for its answer may have gone."""

@@ -32,15 +32,18 @@ class Mask:
                 found |= _spellings(value)
         # Longest first: where one is a part of another, all of it is hidden.
         self._secrets = sorted(found, key=len, reverse=True)
-        self._pattern = re.compile(b"|".join(map(re.escape, self._secrets))) if found else None
 
     def hide(self, data: bytes) -> bytes:
         """`data` without secrets."""
-        return data if self._pattern is None else self._pattern.sub(lambda match: b"*" * len(match[0]), data)
+        # One by one: searching for one text is a hundred times as fast as for one of several.
+        for secret in self._secrets:
+            if secret in data:
+                data = data.replace(secret, b"*" * len(secret))
+        return data
 
     def hide_text(self, text: str) -> str:
         """`text` without secrets."""
-        if self._pattern is None:
+        if not self._secrets:
             return text
         return self.hide(text.encode("utf-8", "surrogatepass")).decode("utf-8", "surrogatepass")
 

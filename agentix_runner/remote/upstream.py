@@ -80,11 +80,8 @@ class Answer:
 
     def read(self) -> bytes:
         """What has come of the body, as soon as something has; b"" at its end. Raises Refusal where it breaks off."""
-        response = self._response
-        # urllib3 before 2.1 has no read1 of its own.
-        read1 = getattr(response, "read1", None) or response._fp.read1
         try:
-            return bytes(read1(_CHUNK))
+            return bytes(self._response.read1(_CHUNK))
         except Exception as error:
             raise self._upstream.refusal(error) from None
 
@@ -108,8 +105,14 @@ class Upstream:
         max_connections: int,
         ca_file: str | os.PathLike[str] | None = None,
     ) -> None:
-        from urllib3 import Timeout
+        import urllib3
+        from urllib3 import HTTPResponse, Timeout
 
+        if not hasattr(HTTPResponse, "read1"):
+            raise BadArgument(
+                f"a tunnel needs a newer urllib3 than {urllib3.__version__}, to pass answers on as they come: "
+                "pip install -U urllib3"
+            )
         self.address = address
         self._connect_timeout = connect_timeout
         self._read_timeout = read_timeout
@@ -264,7 +267,9 @@ def _pool(address: Address, size: int, read_timeout: float, ca_file: str | os.Pa
         pool.ConnectionCls = Plain
     else:
         context = _trust(ca_file)
-        pool = HTTPSConnectionPool(address.host, address.port, maxsize=size, block=False, ssl_context=context)
+        pool = HTTPSConnectionPool(
+            address.host, address.port, maxsize=size, block=False, ssl_context=context, cert_reqs="CERT_REQUIRED"
+        )
         pool.ConnectionCls = Secure
     return pool
 
