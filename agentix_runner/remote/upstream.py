@@ -13,6 +13,7 @@ import socket
 import ssl
 import threading
 from collections.abc import Iterator
+from importlib.metadata import version
 from typing import Any
 
 from ..errors import BadArgument
@@ -105,12 +106,11 @@ class Upstream:
         max_connections: int,
         ca_file: str | os.PathLike[str] | None = None,
     ) -> None:
-        import urllib3
         from urllib3 import HTTPResponse, Timeout
 
         if not hasattr(HTTPResponse, "read1"):
             raise BadArgument(
-                f"a tunnel needs a newer urllib3 than {urllib3.__version__}, to pass answers on as they come: "
+                f"a tunnel needs a newer urllib3 than {version('urllib3')}, to pass answers on as they come: "
                 "pip install -U urllib3"
             )
         self.address = address
