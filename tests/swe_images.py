@@ -73,7 +73,19 @@ diff --git a/calc.py b/calc.py
 +    return a ** b
 """
 DOES_NOT_APPLY = GOLD.replace("-    return a - b", "-    return b - a - b").replace("def add(a, b)", "def plus(x)")
-FUZZY = GOLD.replace(" def mul(a, b):", " def multiply(a, b):")
+# git refuses the one file and, asked to apply what it can, changes the other: patch needs them both as they were.
+FUZZY = (
+    GOLD.replace(" def mul(a, b):", " def multiply(a, b):")
+    + """\
+diff --git a/tool.sh b/tool.sh
+--- a/tool.sh
++++ b/tool.sh
+@@ -1,2 +1,2 @@
+ #!/bin/sh
+-echo tool
++echo tools
+"""
+)
 HANGS = GOLD.replace("+    return a + b", "+    import time\n+    time.sleep(3600)").replace("+1,5 @@", "+1,6 @@")
 FORGES = """\
 diff --git a/conftest.py b/conftest.py

@@ -21,6 +21,8 @@ from typing import Any
 import docker
 from attrs import frozen
 
+from agentix_runner.bundle.default import default_bundle
+
 from .. import swe_images as images
 from ..swe_example import EXAMPLE
 
@@ -111,6 +113,7 @@ def main() -> None:
     with contextlib.closing(docker.from_env(timeout=600)) as client, tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         write(folder, images.ensure_row(client), patches)
+        default_bundle(client)  # made once for all runs, as images are
         ours = by_us(folder, workers=options.workers)
         theirs = by_harness(folder, workers=options.workers)
     print(f"{options.rows} predictions, {options.workers} workers")
