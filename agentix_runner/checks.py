@@ -143,7 +143,7 @@ def file_descriptors(*, n_loops: int, n_sessions: int, per_session: int) -> None
             soft = target
         except (OSError, ValueError):  # macOS: a hard limit of "infinity" that the kernel does not grant
             target = soft
-    if must > soft:
+    if n_loops and must > soft:
         raise BadArgument(
             f"n_concurrent={n_loops} with async adapters needs {must} file descriptors and {soft} are allowed: "
             f"lower n_concurrent to {max((soft - used) // FDS_PER_LOOP, 1)}, or raise the limit (ulimit -n {must})"

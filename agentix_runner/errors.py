@@ -151,11 +151,16 @@ def describe(exc: BaseException, limit: int = 2000) -> str:
 
     At most `limit` characters: the text may come from a sandbox. An exception whose `str()` raises is named only.
     """
-    name = type(exc).__name__
     try:
-        text = " ".join(str(exc).split())
+        text = str(exc)
     except Exception as broken:
         text = f"(its message can't be shown: str() raised {type(broken).__name__})"
+    return one_line(type(exc).__name__, text, limit)
+
+
+def one_line(name: str, text: str, limit: int = 2000) -> str:
+    """`name: text` on one line, with at most `limit` characters of `text`."""
+    text = " ".join(text.split())
     if len(text) > limit:
         text = text[:limit] + "..."
     return f"{name}: {text}" if text else name

@@ -5,7 +5,7 @@ from __future__ import annotations
 import traceback
 from typing import Any
 
-from .errors import BadOutcome, RemoteError, Stopped, describe
+from .errors import BadOutcome, RemoteError, Stopped, describe, one_line
 from .plain import patch_text, plain, plain_lenient
 from .records import NOT_RUN, Failure, Rollout
 from .retry import is_transient
@@ -47,24 +47,35 @@ def take_score(rollout: Rollout, score: Any) -> None:
         raise BadOutcome(
             f'score returned {type(score).__name__}: return a dict such as {{"resolved": True}}', where="score"
         )
+    resolved, reward = value.get("resolved"), value.get("reward")
+    if not (resolved is None or isinstance(resolved, bool) or resolved in (0, 1)):
+        raise BadOutcome(f'score["resolved"] is {resolved!r:.100}: give True or False', where='score["resolved"]')
+    if not (reward is None or isinstance(reward, (bool, int, float))):
+        raise BadOutcome(f'score["reward"] is {reward!r:.100}: give a number or nothing', where='score["reward"]')
     rollout.score = value
 
 
-def fail(rollout: Rollout, phase: str, exc: BaseException) -> None:
-    """Put `exc`, which ended `phase`, on the rollout; what it has already stays."""
-    rollout.skipped = None
-    rollout.score = None
-    if isinstance(exc, Stopped):
-        rollout.error = f"{NOT_RUN}{exc}"
-        return
-    rollout.error = describe(exc)
-    rollout.failure = Failure(
+def tell(phase: str, exc: BaseException) -> Failure:
+    """All that is kept of `exc`, which ended `phase`. Runs its `str()`: call it where a limit holds."""
+    return Failure(
         phase=phase,
         type=exc.type_name if isinstance(exc, RemoteError) and exc.type_name else type(exc).__name__,
         message=_text(exc)[:MESSAGE_CHARS],
         traceback=_traceback(exc)[-TRACEBACK_CHARS:],
         transient=is_transient(exc),
     )
+
+
+def fail(rollout: Rollout, phase: str, exc: BaseException, told: Failure | None = None) -> None:
+    """Put `exc`, which ended `phase`, on the rollout; what it has already stays. `told` is what is known of it."""
+    rollout.skipped = None
+    rollout.score = None
+    if isinstance(exc, Stopped):
+        rollout.error = f"{NOT_RUN}{exc}"
+        return
+    told = told or tell(phase, exc)
+    rollout.failure = told
+    rollout.error = one_line(type(exc).__name__, told.message)
 
 
 def _as_dict(info: Any) -> dict[str, Any]:
@@ -74,8 +85,8 @@ def _as_dict(info: Any) -> dict[str, Any]:
 def _text(exc: BaseException) -> str:
     try:
         return str(exc)
-    except Exception:
-        return describe(exc)
+    except Exception as broken:
+        return f"(its message can't be shown: str() raised {type(broken).__name__})"
 
 
 def _traceback(exc: BaseException) -> str:

@@ -17,8 +17,8 @@ from attrs import field, frozen
 from .bridge import Method, NeedsLoop, Session, drive, is_async_provider, is_async_sandbox, uncancel
 from .deadline import Abandoned, Job, Slot
 from .errors import BadOutcome, PhaseTimeout, Stopped
-from .outcome import fail, take_agent_result, take_score, take_setup
-from .records import Resource, RetryPolicy, Rollout, SandboxConfig, Timeouts
+from .outcome import fail, take_agent_result, take_score, take_setup, tell
+from .records import Failure, Resource, RetryPolicy, Rollout, SandboxConfig, Timeouts
 from .retry import retrying
 
 logger = logging.getLogger("agentix_runner")
@@ -87,12 +87,13 @@ def _nothing() -> None:
 
 
 class PhaseFailed(Exception):
-    """A phase of a rollout ended with `error`."""
+    """A phase of a rollout ended with `error`; `told` is all that is kept of it."""
 
-    def __init__(self, phase: str, error: BaseException) -> None:
+    def __init__(self, phase: str, error: BaseException, told: Failure) -> None:
         super().__init__(phase)
         self.phase = phase
         self.error = error
+        self.told = told
 
 
 async def _rollout(spec: Spec, item: Item, job: Job) -> None:
@@ -116,7 +117,7 @@ async def _rollout(spec: Spec, item: Item, job: Job) -> None:
             return
         if lingering is not None:
             # What the agent left running could still touch the score: there is none.
-            raise PhaseFailed("teardown", lingering)
+            raise lingering
         await _open(spec, item, job, "score")
         try:
             item.emit("score")
@@ -124,7 +125,7 @@ async def _rollout(spec: Spec, item: Item, job: Job) -> None:
         finally:
             await _close(job)
     except PhaseFailed as failed:
-        fail(rollout, failed.phase, failed.error)
+        fail(rollout, failed.phase, failed.error, failed.told)
 
 
 async def _set_up(spec: Spec, job: Job, instance: dict[str, Any]) -> bool:
@@ -147,13 +148,13 @@ async def _grade(spec: Spec, job: Job, instance: dict[str, Any]) -> None:
 
 async def _phase(job: Job, phase: str, body: Coroutine[Any, Any, Any]) -> Any:
     """Await `body` as a phase with its limit. Raises PhaseFailed, whatever comes out of it."""
-    value, error = None, None
+    value, error, told = None, None, None
     try:
         job.begin(phase)
     except BaseException as exc:
         body.close()
         if isinstance(exc, (Stopped, PhaseTimeout)):
-            raise PhaseFailed(phase, exc) from None
+            raise PhaseFailed(phase, exc, tell(phase, exc)) from None
         raise
     try:
         value = await body
@@ -162,13 +163,16 @@ async def _phase(job: Job, phase: str, body: Coroutine[Any, Any, Any]) -> Any:
     except BaseException as exc:
         # Also what is no Exception: SystemExit, KeyboardInterrupt or a cancellation that came out of an adapter.
         error = exc
+        told = tell(phase, exc)  # within the limit: its str() is an adapter's code too
     reason = job.end()
     if reason is not None:
         uncancel()
-        reason.__cause__ = error or reason.__cause__  # where the code was that had to be ended
-        raise PhaseFailed(phase, reason) from None
-    if error is not None:
-        raise PhaseFailed(phase, error) from None
+        ending = tell(phase, reason)
+        if told is not None:
+            ending.traceback += f"\nWhat ran when it was ended:\n{told.traceback}"
+        raise PhaseFailed(phase, reason, ending) from None
+    if error is not None and told is not None:
+        raise PhaseFailed(phase, error, told) from None
     return value
 
 
@@ -220,15 +224,15 @@ def _config(spec: Spec, item: Item, phase: str) -> SandboxConfig:
     )
 
 
-async def _close(job: Job) -> BaseException | None:
+async def _close(job: Job) -> PhaseFailed | None:
     """Remove the sandbox. Returns what went wrong: it never replaces the rollout's own outcome."""
     session = job.session
     assert session is not None
     try:
         await _phase(job, "teardown", session.exit())
     except PhaseFailed as failed:
-        logger.warning("instance %s: removing its sandbox failed", job.rollout.instance_id, exc_info=failed.error)
-        return failed.error
+        logger.warning("instance %s: removing its sandbox failed: %s", job.rollout.instance_id, failed.told.traceback)
+        return failed
     except Abandoned:
         await session.exit()
         raise

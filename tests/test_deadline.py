@@ -308,3 +308,38 @@ def test_a_background_task_that_exits_ends_its_rollout_only(caplog: pytest.LogCa
     assert [r.status for r in rollouts] == ["error", "resolved"]
     assert rollouts[0].error is not None
     assert "a background task of the rollout raised SystemExit" in rollouts[0].error
+
+
+@pytest.mark.usefixtures("short_grace")
+@pytest.mark.parametrize("where", ["solve", "session", "exit"])
+def test_an_exception_whose_text_never_comes_is_bounded_too(where: str) -> None:
+    """str() of an adapter's exception is the adapter's code: it counts against the phase that raised it."""
+    gate = threading.Event()
+
+    class Slow(Exception):
+        def __str__(self) -> str:
+            gate.wait(60)
+            return "late"
+
+    def solve(sandbox: Any, instance: Any) -> AgentResult:
+        if where == "solve":
+            raise Slow
+        return AgentResult(patch="p")
+
+    class Provider(SyncProvider):
+        @contextmanager
+        def session(self, config: SandboxConfig) -> Iterator[SyncSandbox]:
+            if where == "session":
+                raise Slow
+            with super().session(config) as sandbox:
+                yield sandbox
+            if where == "exit":
+                raise Slow
+
+    limits = Timeouts(session=0.2, agent=0.2, teardown=0.2)
+    try:
+        [rollout] = run(Solver(solve), provider=Provider(), timeouts=limits)
+        assert_ran_out(rollout, {"solve": "agent", "session": "session", "exit": "teardown"}[where])
+    finally:
+        gate.set()
+    eventually(lambda: not any(t.name == "agentix-slot" for t in threading.enumerate()))

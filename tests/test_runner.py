@@ -264,7 +264,15 @@ def test_what_solve_returns_is_checked(result: Any, words: str) -> None:
 
 @pytest.mark.parametrize(
     ("score", "words"),
-    [(True, "return a dict"), (None, "return a dict"), ({"loss": float("nan")}, "loss"), ({"o": object()}, "object")],
+    [
+        (True, "return a dict"),
+        (None, "return a dict"),
+        ({"loss": float("nan")}, "loss"),
+        ({"o": object()}, "object"),
+        ({"resolved": "false"}, "give True or False"),
+        ({"resolved": []}, "give True or False"),
+        ({"resolved": True, "reward": "0.5"}, "give a number"),
+    ],
 )
 def test_what_score_returns_is_checked(score: Any, words: str) -> None:
     """A score that can't be recorded is that rollout's error; the patch is kept."""

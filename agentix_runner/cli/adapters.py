@@ -27,9 +27,17 @@ from ..text import clean
 
 def add_working_directory() -> None:
     """Make the working directory importable, ahead of everything else, as `python -m` does."""
-    here = os.getcwd()
-    if sys.path[:1] != [here]:
+    here = _here()
+    if here and sys.path[:1] != [here]:
         sys.path.insert(0, here)
+
+
+def _here() -> str:
+    """The working directory; "" where it was removed, so that nothing can be imported from it."""
+    try:
+        return os.getcwd()
+    except OSError:
+        return ""
 
 
 def load_adapter(path: str, protocol: type, *, option: str, args: Mapping[str, str]) -> Any:
@@ -148,11 +156,11 @@ def _is_file(module: ModuleType, file: Path) -> bool:
 
 def _remedy(missing: str) -> str:
     parent, _, last = missing.rpartition(".")
-    paths = list(getattr(sys.modules.get(parent), "__path__", ())) if parent else [os.getcwd()]
+    paths = list(getattr(sys.modules.get(parent), "__path__", ())) if parent else [_here()]
     close = difflib.get_close_matches(last, [m.name for m in pkgutil.iter_modules(paths)], n=3)
     if close:
         return f"close: {', '.join(f'{parent}.{name}' if parent else name for name in close)}"
-    return f"run from the folder that holds it ({os.getcwd()} does not), or install it"
+    return f"run from the folder that holds it ({_here() or 'this one'} does not), or install it"
 
 
 def _find(module: ModuleType, attribute: str, where: str) -> Any:

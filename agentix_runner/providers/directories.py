@@ -53,7 +53,10 @@ def make(root: str | os.PathLike[str] | None) -> str:
         os.mkdir(path, 0o700)
         return path
     except OSError as error:
-        raise SandboxStartError(f"no directory for a sandbox can be made in {home}: {error}") from error
+        transient = error.errno in (errno.EMFILE, errno.ENFILE)
+        raise SandboxStartError(
+            f"no directory for a sandbox can be made in {home}: {error}", transient=transient
+        ) from error
 
 
 def furnish(base: str, image: str) -> str:

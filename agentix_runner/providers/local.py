@@ -17,7 +17,7 @@ from typing import ClassVar
 
 from attrs import field, frozen
 
-from ..errors import SandboxStartError
+from ..errors import SandboxError, SandboxStartError
 from ..records import SandboxConfig
 from ..remote import guard
 from ..remote.client import RemoteSandbox
@@ -33,7 +33,7 @@ _INHERITED = frozenset(
         *("LD_LIBRARY_PATH", "DYLD_LIBRARY_PATH", "SSL_CERT_FILE", "SSL_CERT_DIR"),
     }
 )
-_TRANSIENT = frozenset((errno.EAGAIN, errno.ENOMEM, errno.ENFILE))
+_TRANSIENT = frozenset((errno.EAGAIN, errno.ENOMEM, errno.ENFILE, errno.EMFILE))
 
 
 @frozen(kw_only=True)
@@ -68,6 +68,7 @@ class LocalProvider:
 
         Raises:
             SandboxStartError: it could not be started; `transient` where another try may work.
+            SandboxError: at the end, where it can't be confirmed that nothing of the sandbox is left.
         """
         owner = os.getpid()
         base = dirs.make(self.root)
@@ -84,6 +85,11 @@ class LocalProvider:
                 if sandbox is not None:
                     ended = sandbox.close()
                 dirs.remove(base, processes_too=not ended or os.path.lexists(base))
+        if not ended:
+            raise SandboxError(
+                "the sandbox did not end as it should: its guard was killed, or something outlived it. What bears its "
+                "mark was killed; more may be left"
+            )
 
     def _start(self, base: str, work: str, config: SandboxConfig) -> RemoteSandbox:
         python = self.python or sys.executable
