@@ -352,3 +352,15 @@ class TestTerminal:
         assert code == 0
         assert ("\x1b[32mresolved\x1b[0m" in shown) is colored
         assert ("\x1b" in shown) is colored
+
+
+def test_a_removed_working_directory_is_no_bug_of_ours(tmp_path: Path) -> None:
+    """Where nothing can be imported from, an adapter's path is told to be wrong as ever."""
+    gone = tmp_path / "gone"
+    gone.mkdir()
+    command = Path(sys.executable).with_name("agentix-run")
+    script = f"cd {gone} && rmdir {gone} && {command} --dataset nope:x --agent nope:y"
+    done = subprocess.run(["sh", "-c", script], capture_output=True, text=True, timeout=60, check=False)
+    assert done.returncode == 2, done.stderr
+    assert "nope" in done.stderr
+    assert "Traceback" not in done.stderr

@@ -156,7 +156,7 @@ def _is_file(module: ModuleType, file: Path) -> bool:
 
 def _remedy(missing: str) -> str:
     parent, _, last = missing.rpartition(".")
-    paths = list(getattr(sys.modules.get(parent), "__path__", ())) if parent else [_here()]
+    paths = list(getattr(sys.modules.get(parent), "__path__", ())) if parent else list(filter(None, [_here()]))
     close = difflib.get_close_matches(last, [m.name for m in pkgutil.iter_modules(paths)], n=3)
     if close:
         return f"close: {', '.join(f'{parent}.{name}' if parent else name for name in close)}"
