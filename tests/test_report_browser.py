@@ -192,7 +192,8 @@ def test_a_real_run(browser: Browser, tmp_path: Path) -> None:
     assert browser.js("return document.querySelectorAll('.chart svg path.f-score').length") > 0
     browser.click("#rollouts tbody tr:nth-child(2) button")
     eventually(lambda: browser.js("return document.querySelector('#details .diff') !== null"))
-    assert browser.text("#details .lines .file code") == "diff --git a/solution.py b/solution.py"
+    first = "diff --git a/solution.py b/solution.py"
+    eventually(lambda: browser.text("#details .lines .file code") == first)
     assert browser.texts("#details .lines .add code")[0] == "+    result = []"
 
 
