@@ -163,6 +163,7 @@ class Elsewhere:
         except BaseException as exc:
             rollout = item.new_rollout(self.spec.model)
             fail(rollout, "session", self.explain(exc))
+            exc.__traceback__ = None  # Dask keeps the error for as long as the future lives, which its frames hold
         item.done()
         if not rollout.ran:
             if self.run.stopping.is_set():
