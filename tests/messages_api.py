@@ -54,7 +54,12 @@ def say(text: str) -> dict[str, Any]:
 
 
 def use(name: str, **given: Any) -> dict[str, Any]:
-    return {"type": "tool_use", "id": f"toolu_{name}_{abs(hash(json.dumps(given, sort_keys=True)))}", "name": name, "input": given}
+    return {
+        "type": "tool_use",
+        "id": f"toolu_{name}_{abs(hash(json.dumps(given, sort_keys=True)))}",
+        "name": name,
+        "input": given,
+    }
 
 
 @contextlib.contextmanager
