@@ -10,6 +10,7 @@ import pytest
 
 from agentix_runner import bridge, deadline
 
+from .claude_code import claude_bundle  # noqa: F401
 from .docker_tools import nothing_left, suite_bundle  # noqa: F401
 from .engine import engine  # noqa: F401
 from .images import busybox, debian, debian_python, empty  # noqa: F401

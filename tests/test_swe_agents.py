@@ -13,7 +13,6 @@ from agentix_runner import DockerProvider, LocalProvider, Rollout, run_rollouts
 from agentix_runner.errors import BadArgument, SandboxDied
 from agentix_runner.remote.tools import BashResult, bash
 
-from .claude_code import claude_bundle  # noqa: F401
 from .images import BUSYBOX
 from .messages_api import INPUT_TOKENS, OUTPUT_TOKENS, MessagesApi, say, serving, use
 from .swe_example import need, where_key_is
@@ -249,7 +248,7 @@ def claude(row: dict[str, Any], harness: Harness, api: MessagesApi, bundle: str,
 def test_claude_code_resolves(
     swe_row: dict[str, Any],
     harness: Harness,
-    claude_bundle: str,  # noqa: F811
+    claude_bundle: str,
     tmp_path: Path,
     caplog: pytest.LogCaptureFixture,
 ) -> None:
@@ -288,7 +287,7 @@ def test_claude_code_resolves(
 def test_an_api_that_fails_is_an_error(
     swe_row: dict[str, Any],
     harness: Harness,
-    claude_bundle: str,  # noqa: F811
+    claude_bundle: str,
     api: MessagesApi,
     settings: dict[str, Any],
     said: str,
@@ -304,7 +303,7 @@ def test_an_api_that_fails_is_an_error(
 def test_claude_codes_edits_are_its_patch_at_the_limit(
     swe_row: dict[str, Any],
     harness: Harness,
-    claude_bundle: str,  # noqa: F811
+    claude_bundle: str,
 ) -> None:
     """With its turns used up, what it has edited until then is the patch."""
     rollout = claude(swe_row, harness, MessagesApi(STEPS), claude_bundle, max_turns=2)
@@ -312,7 +311,7 @@ def test_claude_codes_edits_are_its_patch_at_the_limit(
     assert rollout.info["ended"] == "error_max_turns"
 
 
-def test_claude_code_starts_where_there_is_no_glibc(busybox: str, claude_bundle: str) -> None:  # noqa: F811
+def test_claude_code_starts_where_there_is_no_glibc(busybox: str, claude_bundle: str) -> None:
     """In an image without a C library the bundle's own loader starts the CLI."""
     assert busybox == BUSYBOX
     with DockerProvider().session(_config(image=busybox, bundle=claude_bundle)) as sandbox:

@@ -13,7 +13,6 @@ import pytest
 
 from . import swe_images as images
 from .bench import grading
-from .claude_code import claude_bundle  # noqa: F401
 from .messages_api import INPUT_TOKENS, MessagesApi, say, serving, use
 from .swe_example import EXAMPLE, need, where_key_is
 
