@@ -5,12 +5,13 @@ The names below are imported on first use (PEP 562): `import agentix_runner` its
 
 from __future__ import annotations
 
-from importlib import import_module
-from typing import TYPE_CHECKING, Any
-
 from ._version import __version__
 
+# Not from typing: the sandbox side goes through here too, and what it loads is waited for once a sandbox.
+TYPE_CHECKING = False
 if TYPE_CHECKING:
+    from typing import Any
+
     from .errors import AgentixError
     from .protocols import Agent, AsyncSandbox, Dataset, Sandbox, SandboxProvider
     from .providers.docker import DockerProvider
@@ -73,6 +74,8 @@ __all__ = [
 def __getattr__(name: str) -> Any:
     if name not in _HOME:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    from importlib import import_module
+
     value = getattr(import_module(f".{_HOME[name]}", __name__), name)
     globals()[name] = value
     return value

@@ -16,12 +16,13 @@ import docker
 import docker.errors
 import pytest
 
-from agentix_runner.bundle import COMMAND, DIGEST_LABEL, PYTHON, PYTHON_LABEL, ROOT, VERSION_LABEL, layers, volumes
+from agentix_runner.bundle import DIGEST_LABEL, PYTHON, PYTHON_LABEL, ROOT, VERSION_LABEL, layers, volumes
 from agentix_runner.bundle.base import BaseImage
 from agentix_runner.bundle.build import build
 from agentix_runner.bundle.default import default_bundle
 from agentix_runner.errors import BundleError
 from agentix_runner.providers import owners
+from agentix_runner.providers.container import COMMAND
 
 pytestmark = pytest.mark.skipif(not sys.platform.startswith("linux"), reason="bundles are made on Linux")
 

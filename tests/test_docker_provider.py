@@ -316,9 +316,8 @@ def test_what_the_engine_refuses_is_told_and_leaves_nothing(config: Config, sett
 @pytest.mark.usefixtures("nothing_left")
 def test_a_worker_that_dies_at_its_start_is_quoted(config: Config, tmp_path: Path) -> None:
     """The error holds the end of what the sandbox's first process wrote."""
-    broken = tmp_path / "guard.py"
-    broken.write_text("raise SystemExit('this guard is broken')\n")
-    mount = f"{broken}:/agentix/site-packages/agentix_runner/remote/guard.py:ro"
+    (tmp_path / "guard.py").write_text("raise SystemExit('this guard is broken')\n")
+    mount = f"{tmp_path}:/agentix/site-packages/agentix_runner/remote:ro"
     with pytest.raises(SandboxStartError, match=r"exit code 1\); it wrote: this guard is broken"):
         with DockerProvider(mounts=[mount]).session(config()):
             pass
@@ -327,9 +326,8 @@ def test_a_worker_that_dies_at_its_start_is_quoted(config: Config, tmp_path: Pat
 @pytest.mark.usefixtures("nothing_left")
 def test_a_worker_that_never_answers_is_given_up(config: Config, tmp_path: Path) -> None:
     """The start is limited, the error may be transient, and the container is gone."""
-    silent = tmp_path / "guard.py"
-    silent.write_text("print('here', file=__import__('sys').stderr, flush=True)\n__import__('time').sleep(60)\n")
-    mount = f"{silent}:/agentix/site-packages/agentix_runner/remote/guard.py:ro"
+    (tmp_path / "guard.py").write_text("import sys, time\nprint('here', file=sys.stderr, flush=True)\ntime.sleep(60)\n")
+    mount = f"{tmp_path}:/agentix/site-packages/agentix_runner/remote:ro"
     with pytest.raises(SandboxStartError, match=r"no answer in 0.7 s; it wrote: here") as caught:
         with DockerProvider(mounts=[mount], start_timeout=0.7).session(config()):
             pass

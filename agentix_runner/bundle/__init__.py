@@ -11,9 +11,8 @@
     build.py, default.py  the image; the one for runs that name none
     volumes.py            the volume that is mounted in sandboxes, one for each bundle
 
-A sandbox runs `PYTHON -I -S GUARD`: isolated, so that the image's environment can't break it, and without `site`; the
-guard puts SITE at the end of the path by itself. Programs that are started with PYTHON without those flags find SITE
-too.
+A sandbox runs the guard under `PYTHON -I -S`: isolated, so that the image's environment can't break it, and without
+`site`; SITE comes at the end of the path. Programs that are started with PYTHON without those flags find SITE too.
 """
 
 from __future__ import annotations
@@ -21,9 +20,6 @@ from __future__ import annotations
 ROOT = "/agentix"
 PYTHON = f"{ROOT}/bin/python"
 SITE = f"{ROOT}/site-packages"
-GUARD = f"{SITE}/agentix_runner/remote/guard.py"
-COMMAND = (PYTHON, "-I", "-S", GUARD)
-"""What a sandbox's first process is."""
 
 BUNDLE_LABEL = "agentix.bundle"
 """On bundle images ("1") and on bundle volumes."""

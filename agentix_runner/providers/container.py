@@ -9,9 +9,10 @@ import secrets
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
-from ..bundle import COMMAND, PYTHON, ROOT
+from ..bundle import PYTHON, ROOT, SITE
 from ..errors import SandboxError, SandboxStartError
 from ..records import SandboxConfig
+from ..remote import guard
 from ..remote.client import RemoteSandbox
 from . import owners, sweep
 from .attach import AttachTransport
@@ -24,6 +25,9 @@ if TYPE_CHECKING:
     from .here import Here
 
 _log = logging.getLogger("agentix_runner.providers.docker")
+
+COMMAND = (PYTHON, "-I", "-S", "-c", guard.BOOT, SITE)
+"""What a sandbox's first process is."""
 
 # Seconds that a container may take to end and remove itself once its connection is closed.
 _BY_ITSELF_S = 2.0

@@ -25,6 +25,7 @@ import time
 import zlib
 
 from ..errors import SandboxStartError
+from ..remote import guard
 from ..remote.trees import remove_tree
 
 _log = logging.getLogger("agentix_runner.providers.local")
@@ -154,8 +155,8 @@ def _belongs(pid: int, name: bytes) -> bool:
     with contextlib.suppress(OSError):
         if _read(pid, "stat").rpartition(b")")[2].split()[0] in (b"Z", b"X"):
             return False
-        *_, script, directory, _end = (b"", b"", *_read(pid, "cmdline").split(b"\0"))
-        if os.path.basename(script) == b"guard.py" and os.path.basename(directory) == name:
+        *command, directory, _end = (b"", b"", *_read(pid, "cmdline").split(b"\0"))
+        if guard.BOOT.encode() in command and os.path.basename(directory) == name:
             return True
         return MARKER.encode() + b"=" + name in _read(pid, "environ").split(b"\0")
     return False

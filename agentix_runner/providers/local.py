@@ -13,6 +13,7 @@ import os
 import sys
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from pathlib import Path
 from typing import ClassVar
 
 from attrs import field, frozen
@@ -33,6 +34,7 @@ _INHERITED = frozenset(
         *("LD_LIBRARY_PATH", "DYLD_LIBRARY_PATH", "SSL_CERT_FILE", "SSL_CERT_DIR"),
     }
 )
+_ROOT = str(Path(__file__).parents[2])
 _TRANSIENT = frozenset((errno.EAGAIN, errno.ENOMEM, errno.ENFILE, errno.EMFILE))
 
 
@@ -95,7 +97,7 @@ class LocalProvider:
         python = self.python or sys.executable
         if not python:
             raise SandboxStartError("this process does not know its interpreter: give LocalProvider(python=...)")
-        command = [python, "-I", "-S", guard.__file__, base]
+        command = [python, "-I", "-S", "-c", guard.BOOT, _ROOT, base]
         try:
             transport = ProcessTransport.start(command, cwd=work, env=self._environment(base, config))
         except (OSError, ValueError, TypeError) as error:

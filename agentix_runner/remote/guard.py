@@ -1,19 +1,22 @@
 """The sandbox's first process (PID 1 in a container). Standard library only; runs under `-I -S`, on no path of its own.
 
-    python -I -S guard.py [DIRECTORY]
+    python -I -S -c BOOT ROOT [DIRECTORY]
 
-It forks the worker, which takes over stdin and stdout (the frames), and then does only this: it reaps, and when the
-worker ends or the host hangs up it kills all that is left in the sandbox, removes DIRECTORY, and exits as the worker
-did. So the sandbox ends with the host even when the worker is stopped or holds the interpreter's lock. Nothing in the
-sandbox can write into the frames through it: it is undumpable, and writes nowhere but one last line on stderr.
+ROOT is where this package lies. It forks the worker, which takes over stdin and stdout (the frames), and then does only
+this: it reaps, and when the worker ends or the host hangs up it kills all that is left in the sandbox, removes
+DIRECTORY, and exits as the worker did. So the sandbox ends with the host even when the worker is stopped or holds the
+interpreter's lock. Nothing in the sandbox can write into the frames through it: it is undumpable, and writes nowhere
+but one last line on stderr.
 """
 
 from __future__ import annotations
 
 import contextlib
+import gc
 import os
 import select
 import signal
+import stat
 import sys
 import time
 
@@ -21,6 +24,10 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Callable
     from typing import Any
+
+BOOT = "import sys; sys.path.append(sys.argv[1]); from agentix_runner.remote.guard import main; main(*sys.argv[2:])"
+"""Starts it. Not this file as a script: those are compiled anew each time. ROOT comes last on the path, so that nothing
+of the standard library is hidden."""
 
 LAST_WORDS = "agentix-guard:"
 """How the guard's last line begins: `agentix-guard: exit=CODE oom=0`, CODE as in subprocess (negative: a signal)."""
@@ -36,6 +43,12 @@ _LAST_PRINTED = 8 * 1024
 
 def main(directory: str | None = None) -> None:
     """Never returns."""
+    # What is loaded here is waited for once a sandbox, and leaves nothing to collect: the worker turns that on. Before
+    # the fork, which would copy each page that it touches; and hidden from the collector, which would touch them all.
+    gc.disable()
+    from agentix_runner.remote.worker import serve
+
+    gc.freeze()
     for number in (signal.SIGINT, signal.SIGHUP):
         signal.signal(number, signal.SIG_IGN)
     waker = _Waker()
@@ -47,7 +60,7 @@ def main(directory: str | None = None) -> None:
     log_reader, log_writer = os.pipe()
     worker = os.fork()
     if worker == 0:
-        _become_worker(me, prctl, waker, log_reader, log_writer)
+        _become_worker(me, prctl, waker, lambda: serve(log_reader, log_writer))
     os.close(log_writer)
     words = os.dup(2)
     null = os.open(os.devnull, os.O_RDWR)
@@ -117,7 +130,7 @@ def _prctl() -> Any:
     return lambda option, value: call(option, value)
 
 
-def _become_worker(guard: int, prctl: Any, waker: _Waker, log_reader: int, log_writer: int) -> None:
+def _become_worker(guard: int, prctl: Any, waker: _Waker, serve: Callable[[], int]) -> None:
     code = 70
     try:
         # Killed with the guard, so that a killed guard doesn't leave a worker that nobody watches.
@@ -125,9 +138,7 @@ def _become_worker(guard: int, prctl: Any, waker: _Waker, log_reader: int, log_w
         if os.getppid() == guard:
             waker.undo()
             os.setsid()
-            from agentix_runner.remote.worker import serve
-
-            code = serve(log_reader, log_writer)
+            code = serve()
     except BaseException:
         sys.excepthook(*sys.exc_info())
         sys.stderr.flush()
@@ -172,14 +183,13 @@ def _say(words: int, log_reader: int, code: int, oom: bool) -> None:
 
 def _hang_up() -> None:
     """Let the host see the end at once, not only when all is tidied up."""
-    import socket
+    # A pipe needs none of this: the worker's end of it is closed already.
+    with contextlib.suppress(OSError):
+        if stat.S_ISSOCK(os.fstat(0).st_mode):
+            import socket
 
-    try:
-        with socket.socket(fileno=os.dup(0)) as connection:
-            connection.shutdown(socket.SHUT_RDWR)
-    except OSError:
-        # A pipe: the worker's end of it is closed already.
-        pass
+            with socket.socket(fileno=os.dup(0)) as connection:
+                connection.shutdown(socket.SHUT_RDWR)
 
 
 def _kill_all(worker: int, unreaped: bool) -> bool:
@@ -267,9 +277,3 @@ def _remove(directory: str) -> None:
     except OSError:
         # The host tries again, and tells.
         pass
-
-
-if __name__ == "__main__":
-    # Isolated, the interpreter knows no path but the standard library's. Last, so that nothing of that is hidden.
-    sys.path.append(os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__)))))
-    main(sys.argv[1] if len(sys.argv) > 1 else None)

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import fcntl
+import gc
 import json
 import os
 import pickle
@@ -53,6 +54,7 @@ def serve(log_reader: int, log_writer: int) -> int:
         stream.reconfigure(encoding="utf-8", errors="backslashreplace", line_buffering=True)  # type: ignore[union-attr]
     sys.argv = [""]
     os.register_at_fork(after_in_child=worker.forked)
+    gc.enable()
     worker.answer(greeting)
     return worker.run()
 
