@@ -10,6 +10,7 @@ import os
 import sys
 import urllib.parse
 from pathlib import Path
+from typing import NoReturn
 
 import pytest
 
@@ -27,10 +28,18 @@ def installed(package: str) -> bool:
 
 def need(package: str, extra: str) -> None:
     """Skip the test without `package`; fail it where the environment requires the extras of this example."""
-    if installed(package):
-        return
-    reason = f"{package} is not installed: pip install -e '.[{extra}]'"
-    if os.environ.get(REQUIRE) == "1":
+    if not installed(package):
+        missing(f"{package} is not installed: pip install -e '.[{extra}]'")
+
+
+def required() -> bool:
+    """Whether the environment requires what the tests of this example need, as CI does."""
+    return os.environ.get(REQUIRE) == "1"
+
+
+def missing(reason: str) -> NoReturn:
+    """Skip the test for `reason`; fail it where that is required."""
+    if required():
         pytest.fail(f"{REQUIRE}=1, but {reason}", pytrace=False)
     pytest.skip(reason)
 

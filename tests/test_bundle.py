@@ -21,7 +21,7 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from agentix_runner._version import __version__
-from agentix_runner.bundle import assemble, cache, collect, elf, layers, packages, patchelf, seed
+from agentix_runner.bundle import additions, assemble, cache, collect, elf, layers, packages, patchelf, seed
 from agentix_runner.bundle.build import checked_tag, find_project
 from agentix_runner.errors import BadArgument, BundleError
 
@@ -453,7 +453,26 @@ def test_additions_keep_to_their_place(tmp_path: Path, destination: str, message
     source = tmp_path / "source"
     source.write_text("x")
     with pytest.raises(BadArgument, match=message):
-        assemble._add(tmp_path, source, destination)
+        additions.add(tmp_path, source, destination)
+
+
+@linux
+def test_libraries_that_an_addition_lacks_are_named(tmp_path: Path) -> None:
+    """Where this machine's libraries don't suit the bundle's Python, those that an added program lacks are named and
+    none is copied; where they do, they are brought, but for those that are there."""
+    loader = elf.loader_of("/bin/ls")
+    assert loader is not None
+    needed = set(elf.libraries("/bin/ls", loader))
+    place, into = additions.add(tmp_path, Path("/bin/ls"), "tool/ls"), tmp_path / "lib"
+
+    def bring(known: set[str], take: bool) -> list[str]:
+        return additions.bring_libraries([place.parent], loader, known, into, root=tmp_path, take=take)
+
+    assert set(bring({"libc.so.6"}, False)) == {f"/agentix/tool/ls needs {name}" for name in needed - {"libc.so.6"}}
+    assert not into.exists()
+    assert bring({"libc.so.6"}, True) == []
+    assert set(os.listdir(into)) == needed - {"libc.so.6"}
+    assert bring(needed, False) == []
 
 
 def test_additions_are_files_or_folders(tmp_path: Path) -> None:
@@ -461,8 +480,8 @@ def test_additions_are_files_or_folders(tmp_path: Path) -> None:
     root, tree = tmp_path / "root", make_tree(tmp_path / "tree")
     (tree / "pipe").unlink()
     root.mkdir()
-    assemble._add(root, tree / "b" / "run", "/agentix/bin/run")
-    assemble._add(root, tree, "share/deep/tree")
+    additions.add(root, tree / "b" / "run", "/agentix/bin/run")
+    additions.add(root, tree, "share/deep/tree")
     assert os.access(root / "bin" / "run", os.X_OK)
     assert (root / "share" / "deep" / "tree" / "a").read_text() == "text"
 

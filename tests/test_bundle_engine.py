@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import hashlib
 import json
 import os
 import secrets
@@ -300,6 +301,21 @@ def test_a_projects_functions_are_in_the_bundle(
     for name in volumes_of(engine, tag) + [name for name in bundle_volumes(engine) if name.startswith(volume[:39])]:
         engine.api.remove_volume(name, force=True)
     engine.images.remove(image.id, force=True)
+
+
+def test_an_added_program_has_its_libraries(
+    engine: docker.DockerClient, busybox: str, tag: str, tmp_path: Path
+) -> None:
+    """A program that is added stays as it is to the byte, and runs by the bundle's loader in an image without any
+    library: those that it needs are brought along, also those that are no part of glibc."""
+    program = Path("/bin/ls").resolve()
+    code, _, err = agentix("build", "-t", tag, "--from-host", "-q", "--add", f"{program}:tool/it")
+    assert (code, err) == (0, "")
+    volume = volumes.bundle_volume(engine, tag)
+    script = "exec /agentix/lib/ld-linux-* --library-path /agentix/lib /agentix/tool/it --version"
+    assert run(engine, busybox, volume, "/bin/sh", "-c", script).startswith("ls (GNU coreutils)")
+    said = run(engine, busybox, volume, "/bin/sha256sum", "/agentix/tool/it")
+    assert said.split()[0] == hashlib.sha256(program.read_bytes()).hexdigest()
 
 
 @pytest.mark.slow

@@ -20,10 +20,11 @@ from typing import Any, Protocol
 
 from attrs import frozen
 
-from ..errors import BadArgument, BundleError
-from . import ROOT
+from ..errors import BundleError
+from . import ROOT, additions
 from .cache import cache_folder, locked
 from .collect import CannotCollect, all_files, python_facts
+from .elf import loader_of
 from .inside import gather
 from .layers import Layer, read_layer, write_layer
 from .patchelf import patch_tree
@@ -167,10 +168,35 @@ def _assemble(
     else:
         python = cached[0]
     patch_tree(out / "site", facts["loader"])
-    for path, destination in add:
-        _add(out / "site", path, destination)
+    missing = [*facts["missing"], *_add_all(source, out, add, facts)]
     site = write_layer(out / "site", ROOT.strip("/"), work / "site.tar")
-    return Assembled(layers=(python, site), version=facts["version"], missing=tuple(facts["missing"]))
+    return Assembled(layers=(python, site), version=facts["version"], missing=tuple(missing))
+
+
+def _add_all(source: Source, out: Path, add: Sequence[tuple[Path, str]], facts: dict[str, Any]) -> list[str]:
+    """Add all of `add`, and the libraries that it needs. Returns what the bundle lacks, as "FILE needs NAME"."""
+    root = out / "site"
+    added = [additions.add(root, path, destination) for path, destination in add]
+    loader = _own_loader()
+    if not added or loader is None or os.path.basename(loader) != facts["loader"]:
+        return []
+    own, brought = root / "lib", out / "brought"
+    known = [*facts["libraries"], *(os.listdir(own) if own.is_dir() else ())]
+    # Those of this machine go with its own glibc only.
+    take = isinstance(source, ThisPython)
+    missing = additions.bring_libraries(added, loader, known, brought, root=root, take=take)
+    if brought.is_dir():
+        patch_tree(brought, facts["loader"])
+        shutil.copytree(brought, own, dirs_exist_ok=True)
+    return missing
+
+
+def _own_loader() -> str | None:
+    """This machine's loader; None where it has none."""
+    try:
+        return loader_of(os.path.realpath(sys.executable)) if sys.platform.startswith("linux") else None
+    except ValueError:
+        return None
 
 
 def host_architecture() -> str:
@@ -203,29 +229,6 @@ def copy_project(source: Path, target: Path) -> None:
         shutil.copytree(source, target, symlinks=True, ignore=ignore)
     except (OSError, shutil.Error) as error:
         raise BundleError(f"{source} can't be copied: {' '.join(str(error).split())[:500]}") from error
-
-
-def _add(root: Path, source: Path, destination: str) -> None:
-    """Put `source`, a file or a folder, at `destination` below /agentix."""
-    relative = destination.removeprefix(ROOT + "/").strip("/")
-    parts = relative.split("/")
-    if not relative or relative.startswith("~") or any(part in ("", ".", "..") for part in parts):
-        raise BadArgument(f"--add {source}:{destination}: name a place below {ROOT}, as in {source}:bin/{source.name}")
-    target = root.joinpath(*parts)
-    if relative in ("bin/python", "bin/python3") or parts[0] in ("lib", "lib64", "site-packages"):
-        raise BadArgument(
-            f"--add {source}:{destination}: {ROOT}/{relative} belongs to the bundle's Python: name another"
-        )
-    if os.path.lexists(target):
-        raise BadArgument(f"--add {source}:{destination}: {ROOT}/{relative} is there already: name another place")
-    try:
-        target.parent.mkdir(parents=True, exist_ok=True)
-        if source.is_dir():
-            shutil.copytree(source, target, symlinks=True)
-        else:
-            shutil.copy(source, target)
-    except (OSError, shutil.Error) as error:
-        raise BadArgument(f"--add {source}:{destination}: {' '.join(str(error).split())[:500]}") from error
 
 
 def _cached(key: str, work: Path) -> tuple[Layer, dict[str, Any]] | None:

@@ -25,8 +25,11 @@ _DROPPED_FOLDERS = {
 _DROPPED_FILES = {"EXTERNALLY-MANAGED", "sitecustomize.py", "turtle.py", "usercustomize.py"}
 _DROPPED_ENDINGS = (".a", ".exe", ".o", ".pyc")
 _DROPPED_MODULES = ("_ctypes_test.", "_test", "_tkinter.", "_xxtestfuzz.", "xxlimited")
-# Loaded by name while running, so that no file says it needs them.
-_LOADED_LATER = ("libgcc_s.so.1", "libnss_dns.so.2", "libnss_files.so.2", "libresolv.so.2")
+# Loaded by name while running, so that no file says it needs them; and the rest of glibc, small, for added programs.
+_LOADED_LATER = (
+    "libanl.so.1", "libdl.so.2", "libgcc_s.so.1", "libm.so.6", "libnss_dns.so.2", "libnss_files.so.2",
+    "libpthread.so.0", "libresolv.so.2", "librt.so.1", "libutil.so.1",
+)  # fmt: skip
 _SYSTEM_PREFIXES = ("/", "/usr", "/usr/local")
 _COMPILE_LIMIT_S = 900
 

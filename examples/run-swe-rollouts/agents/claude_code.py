@@ -32,7 +32,7 @@ claude=/agentix/claude/claude
 [ -x "$claude" ] || claude=$(command -v claude) || { echo "there is no claude: build a bundle with it" >&2; exit 127; }
 loader=$(echo /agentix/lib/ld-linux-*)
 if [ -e "/lib64/${loader##*/}" ] || [ -e "/lib/${loader##*/}" ]; then set -- "$claude" "$@"
-else set -- "$loader" --library-path /agentix/lib:/agentix/claude "$claude" "$@"; fi
+else set -- "$loader" --library-path /agentix/lib "$claude" "$@"; fi
 exec "$@" < "$HOME/task.txt"
 """
 
