@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import os
 import platform as host
 import resource
@@ -33,7 +34,8 @@ class Planned:
 
 
 def adapters(dataset: Any, agent: Any, provider: Any, *, instances_given: bool = False) -> None:
-    """Raises BadAdapter for an adapter that is a class, or lacks a method of its Protocol."""
+    """Raises BadAdapter for an adapter that is a class, or lacks a method of its Protocol, or has one with other
+    parameters."""
     wanted = DATASET_METHODS if instances_given else ("instances", *DATASET_METHODS)
     for role, adapter, methods in (
         ("dataset", dataset, wanted),
@@ -46,8 +48,39 @@ def adapters(dataset: Any, agent: Any, provider: Any, *, instances_given: bool =
             raise BadAdapter(f"{role} {name} has no method {missing[0]}(): see agentix_runner.{_PROTOCOLS[role]}")
         if isinstance(adapter, type):
             raise BadAdapter(f"{role} is the class {name}: pass an instance of it, {name}(...)")
+        for method in (*methods, *_OPTIONAL[role]):
+            problem = _call_problem(getattr(adapter, method, None), *_CALLS[method])
+            if problem:
+                called = ", ".join((*_CALLS[method][0], *(f"{key}={key}" for key in _CALLS[method][1])))
+                raise BadAdapter(f"{role} {name}: {method}() is called as {method}({called}): {problem}")
 
 
+def _call_problem(function: Any, positional: tuple[str, ...], named: tuple[str, ...]) -> str | None:
+    """Why `function` can't be called so, as far as that can be told beforehand."""
+    if not callable(function):
+        return None
+    try:
+        signature = inspect.signature(function)
+    except (TypeError, ValueError):
+        return None
+    try:
+        signature.bind(*positional, **dict.fromkeys(named))
+    except TypeError as exc:
+        return f"it takes {signature}, {exc}"
+    return None
+
+
+_CALLS: dict[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
+    "instances": ((), ()),
+    "image": (("instance",), ()),
+    "setup": (("sandbox", "instance"), ()),
+    "score": (("sandbox", "instance", "patch"), ()),
+    "sandbox": (("instance", "phase"), ()),
+    "solve": (("sandbox", "instance"), ("model",)),
+    "session": (("config",), ()),
+}
+"""How each method is called: positional arguments, and those by name."""
+_OPTIONAL: dict[str, tuple[str, ...]] = {"dataset": ("sandbox",), "agent": (), "provider": ()}
 _PROTOCOLS = {"dataset": "Dataset", "agent": "Agent", "provider": "SandboxProvider"}
 
 

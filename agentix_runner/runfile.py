@@ -95,12 +95,13 @@ def _locked(fd: int) -> bool:
 
 
 def claim(path: Path, dir_fd: int, identity: Mapping[str, Any], details: Mapping[str, Any]) -> str:
-    """Make run.json, or compare what it says with `identity`; the run's own id, the same each time.
+    """Make run.json, or compare what it says with `identity`; the run's own id, the same each time. Its details are
+    those of the last time.
 
     Raises:
         RunDirError: it is of a different run (every difference is named), or can't be read.
     """
-    now = without_secrets(dict(identity))
+    now, about = without_secrets(dict(identity)), without_secrets(dict(details))
     try:
         data = read_file(RUN_FILE, dir_fd=dir_fd, limit=_MAX_RUN_FILE)
     except FileNotFoundError:
@@ -109,7 +110,7 @@ def claim(path: Path, dir_fd: int, identity: Mapping[str, Any], details: Mapping
             "format": FORMAT,
             "run_id": run_id,
             "identity": now,
-            "details": without_secrets(dict(details)),
+            "details": about,
             "created_at": datetime.datetime.now(datetime.timezone.utc).isoformat(timespec="seconds"),
             "versions": {"agentix-runner": __version__, "python": platform.python_version()},
         }
@@ -122,7 +123,16 @@ def claim(path: Path, dir_fd: int, identity: Mapping[str, Any], details: Mapping
         raise bad_directory(
             path, f"holds a different run: {'; '.join(different)}. Give another directory, or the arguments of that run"
         )
+    if run.get("details") != about:
+        replace(RUN_FILE, [pretty({**run, "details": about})], dir_fd=dir_fd, durable=True)
     return str(run["run_id"])
+
+
+def planned(run: Mapping[str, Any]) -> int | None:
+    """How many rollouts the last run of a directory was to have, done ones included, by its run.json."""
+    details = run.get("details")
+    count = details.get("rollouts") if isinstance(details, Mapping) else None
+    return count if isinstance(count, int) and not isinstance(count, bool) and count >= 0 else None
 
 
 def read_run_file(path: Path) -> dict[str, Any]:

@@ -191,7 +191,8 @@ def _prepare(
             dataset=dataset, agent=agent, provider=provider, bundle=bundle, model=model, score=score,
             platform=platform, arguments=arguments,
         )  # fmt: skip
-        journal = RunDir.open(run_dir, identity=identity, details=checks.details(), retry_errors=retry_errors)
+        details = {**checks.details(), "rollouts": len(jobs)}
+        journal = RunDir.open(run_dir, identity=identity, details=details, retry_errors=retry_errors)
     try:
         return Batch(
             jobs,

@@ -61,11 +61,17 @@ def every_kind() -> list[Rollout]:
 
 
 def make_run(
-    path: Path, rollouts: Iterable[Rollout], *, model: str = "m", log: bytes | None = None, files: bool = False
+    path: Path,
+    rollouts: Iterable[Rollout],
+    *,
+    model: str = "m",
+    log: bytes | None = None,
+    files: bool = False,
+    planned: int | None = None,
 ) -> Path:
-    """A run directory with these rollouts; `log` is what each of them printed."""
+    """A run directory with these rollouts of `planned`; `log` is what each of them printed."""
     identity = {"dataset": {"adapter": "bench:tasks"}, "agent": {"adapter": "bench:Agent"}, "model": model}
-    with RunDir.open(path, identity=identity) as run_dir:
+    with RunDir.open(path, identity=identity, details={"rollouts": planned} if planned else {}) as run_dir:
         for each in rollouts:
             if log is not None:
                 run_dir.log(each.instance_id, each.attempt)(log)

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from agentix_runner import RetryPolicy, Timeouts, run_rollouts
+from agentix_runner import AgentResult, RetryPolicy, Timeouts, run_rollouts
 from agentix_runner import checks as checks_module
 from agentix_runner.errors import BadAdapter, BadArgument
 from tests.fakes import AsyncAgent, AsyncDataset, AsyncProvider, Ledger, PlainAgent, PlainDataset, SyncProvider
@@ -36,6 +36,21 @@ class NoScore(PlainDataset):
     score = None  # type: ignore[assignment]
 
 
+class ShortSetup(PlainDataset):
+    async def setup(self, sandbox: Any) -> bool:  # type: ignore[override]
+        return True
+
+
+class OddSandbox(PlainDataset):
+    def sandbox(self, instance: Any) -> dict[str, Any]:
+        return {}
+
+
+class NoModel:
+    def solve(self, sandbox: Any, instance: Any) -> AgentResult:
+        return AgentResult(patch="", exit_code=0)
+
+
 @pytest.mark.parametrize(
     ("kwargs", "words"),
     [
@@ -46,10 +61,17 @@ class NoScore(PlainDataset):
         ({"provider": "local"}, "provider str has no method session()"),
         ({"dataset": PlainDataset}, "dataset is the class PlainDataset: pass an instance of it, PlainDataset(...)"),
         ({"agent": PlainAgent}, "agent is the class PlainAgent"),
+        (
+            {"dataset": ShortSetup()},
+            "dataset ShortSetup: setup() is called as setup(sandbox, instance): it takes (sand",
+        ),
+        ({"dataset": OddSandbox()}, "dataset OddSandbox: sandbox() is called as sandbox(instance, phase)"),
+        ({"agent": NoModel()}, "agent NoModel: solve() is called as solve(sandbox, instance, model=model)"),
     ],
 )
 def test_an_adapter_that_lacks_something_is_named(kwargs: Any, words: str) -> None:
-    """BadAdapter is a TypeError, names the role, the adapter and the method, or the class passed for an instance."""
+    """BadAdapter is a TypeError, names the role, the adapter and what is wrong with it: a method that is not there or
+    takes something else, or that it is a class."""
     refused(BadAdapter, words, **kwargs)
     assert issubclass(BadAdapter, TypeError)
 

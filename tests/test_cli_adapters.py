@@ -139,6 +139,7 @@ def test_working_directory_comes_first(here: Path) -> None:
         ("benhc:agent", "--agent benhc:agent: there is no module 'benhc'; close: bench"),
         ("bench:agnet", "--agent bench:agnet: bench has no 'agnet'; close: agent, Agent"),
         ("bench:Holder.x", "--agent bench:Holder.x: Holder has no 'x'; it has agent"),
+        ("bench:Agent.solve", "--agent bench:Agent.solve is a method: name its class, bench:Agent"),
         ("bench:number", "--agent bench:number: int lacks solve(); agentix_runner.Agent needs solve"),
         ("bench:make_nothing", "--agent bench:make_nothing: None lacks solve(); agentix_runner.Agent needs solve"),
         ("bench:make_class", "--agent bench:make_class returned the class Agent: it must return an object"),

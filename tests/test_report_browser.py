@@ -513,18 +513,20 @@ def test_dark(browser: Browser, kinds: Path) -> None:
 def test_live(browser: Browser, tmp_path: Path) -> None:
     """While the run goes on the page loads itself again where the reader is, until the last page is there."""
     run, out = tmp_path / "run", tmp_path / "report.html"
-    make_run(run, [rollout(f"i{n}", score={"resolved": True}) for n in range(3)])
+    make_run(run, [rollout(f"i{n}", score={"resolved": True}) for n in range(3)], planned=4)
     write_report([run], out, live_s=0.2)
     browser.open(out, "q=i&sort=-id")
+    assert "of 4 planned" in browser.text(".cards")
     assert browser.text(".live") == "running, follows"
     browser.js("scrollTo(0, 300)")
-    make_run(run, [rollout("i3", score={"resolved": True})])
+    make_run(run, [rollout("i3", score={"resolved": True})], planned=4)
     write_report([run], out, live_s=0.2)
     eventually(lambda: browser.ids() == ["i3", "i2", "i1", "i0"])
     eventually(lambda: browser.js("return scrollY") == 300)
     write_report([run], out)
     eventually(lambda: browser.js("return document.querySelector('.live') === null"))
     assert browser.ids() == ["i3", "i2", "i1", "i0"]
+    assert "planned" not in browser.text(".cards")
 
 
 def test_live_stopped(browser: Browser, tmp_path: Path) -> None:

@@ -83,6 +83,14 @@ def test_what_is_in_it(path: Path) -> None:
     assert made["run_id"] == run.run_id
 
 
+def test_details_are_of_the_last_time(path: Path) -> None:
+    """Opened again, run.json says what the run is now to do; all else in it stays."""
+    _open(path, details={"rollouts": 2}).close()
+    before = json.loads((path / "run.json").read_text())
+    _open(path, details={"rollouts": 5}).close()
+    assert json.loads((path / "run.json").read_text()) == {**before, "details": {"rollouts": 5}}
+
+
 def test_resumes(path: Path) -> None:
     """Opened again, it has the same run id, and tells what is finished: all of it, equal to what was recorded."""
     rollouts = [

@@ -55,6 +55,8 @@ def load_adapter(path: str, protocol: type, *, option: str, args: Mapping[str, s
     found = _find(_import(module_name, where), attribute, where)
     methods = protocol_methods(protocol)
     is_object = not isinstance(found, type) and any(callable(getattr(found, name, None)) for name in methods)
+    if "." in attribute and inspect.isfunction(found) and next(iter(inspect.signature(found).parameters), "") == "self":
+        raise BadAdapter(f"{where} is a method: name its class, {module_name}:{attribute.rpartition('.')[0]}")
     if not is_object and callable(found):
         converted = convert_arguments(found, args, option=f"{option}-arg", name=path)
         with users_code(f"{where} raised"):

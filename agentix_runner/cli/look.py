@@ -16,6 +16,7 @@ from ..names import LOG_FILE, PATCH_FILE, safe_name
 from ..records import Rollout
 from ..report.data import read_log_end
 from ..rundir import read_rollouts
+from ..runfile import in_use, planned, read_run_file
 from ..summary import Summary
 from ..text import clean, plural, printable, seconds
 from .table import ROWS, table
@@ -50,7 +51,16 @@ def look(run_dir: Path, instance_id: str | None, *, attempt: int | None, statuse
     summary = Summary()
     for rollout in read_rollouts(run_dir):
         summary.add(rollout)
-    return json.dumps(summary.result(), indent=2) if as_json else table(summary.result(), run_dir=str(run_dir))
+    result = summary.result()
+    if as_json:
+        return json.dumps(result, indent=2)
+    shown = table(result, run_dir=str(run_dir))
+    total = planned(read_run_file(run_dir)) or 0
+    left = total - result["rollouts"]
+    if left <= 0:
+        return shown
+    how = "still to come: the run goes on" if in_use(run_dir) else "missing: run it again to have them"
+    return f"{shown}\n{left} of {total} rollouts are {how}"
 
 
 def status_of(rollout: Rollout) -> str:

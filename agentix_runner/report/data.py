@@ -21,7 +21,7 @@ from ..diskio import folder, open_plain_file
 from ..names import ID_FILE, LOG_FILE, PATCH_FILE, safe_name
 from ..records import Rollout
 from ..rundir import read_rollouts
-from ..runfile import read_run_file
+from ..runfile import planned, read_run_file
 from ..summary import Summary, usage_of
 from .stats import Tallies
 
@@ -75,6 +75,7 @@ def read_run(path: Path, *, name: str, packed: Packed | None = None, room: int =
         "name": name,
         "about": _about(run),
         "created_at": run.get("created_at"),
+        "planned": planned(run),
         "summary": result,
         "rate": tallies.rate(),
         "pass_at_k": tallies.pass_at_k(),

@@ -52,6 +52,7 @@ const groupOf = (r) => r.error ? `${r.type || ""}\n${r.phase || ""}` : null;
 
 function totals(run) {
   const { summary, rate } = run, total = summary.rollouts;
+  const left = (run.planned || 0) - total;
   const parts = STATUSES.map(([key, words]) => [key, words, summary[key]]).filter(([, , count]) => count);
   const passes = run.pass_at_k;
   const cards = [];
@@ -66,6 +67,7 @@ function totals(run) {
   }
   cards.push(el("section", { class: "panel" }, el("h2", {}, "Rollouts"),
     el("p", { class: "big" }, number(total), summary.attempts > 1 ? el("span", { class: "note" }, ` of ${plural(summary.instances, "instance")}, up to ${summary.attempts} attempts`) : null),
+    left > 0 ? el("p", { class: "note" }, `of ${number(run.planned)} planned`) : null,
     total ? shares(parts, total) : null,
     el("ul", { class: "counts" }, parts.map(([key, words, count]) => el("li", {}, el("span", { class: `key f-${key}` }), words,
       el("b", {}, number(count)), el("span", { class: "note" }, percent(count / total))))),
