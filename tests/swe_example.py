@@ -9,8 +9,9 @@ import json
 import os
 import sys
 import urllib.parse
+from collections.abc import Iterable
 from pathlib import Path
-from typing import NoReturn
+from typing import Any, NoReturn
 
 import pytest
 
@@ -60,3 +61,37 @@ def where_key_is(key: str, folder: Path, *texts: str) -> list[str]:
         if path.is_file():
             everything[str(path)] = path.read_bytes().decode("latin-1")
     return [name for name, text in everything.items() if any(spelling in text for spelling in spellings(key))]
+
+
+def search_sandbox(texts: list[bytes]) -> dict[str, list[int]]:
+    """Which of `texts` stand in which file, or in which process's environment or arguments. Runs in the sandbox."""
+    found = {}
+    places = [f"/proc/{number}/{name}" for number in os.listdir("/proc") for name in ("environ", "cmdline")]
+    for folder, inner, names in os.walk("/"):
+        if folder == "/":
+            inner[:] = set(inner) - {"agentix", "dev", "proc", "sys"}
+        places += [path for name in names if os.path.isfile(path := os.path.join(folder, name))]
+    for path in places:
+        try:
+            with open(path, "rb") as file:
+                data = file.read()
+        except OSError:
+            continue
+        here = [number for number, text in enumerate(texts) if text in data]
+        if here:
+            found[path] = here
+    return found
+
+
+class Searched:
+    """Runs the async `agent`, and then searches its sandbox for `texts`: `found`."""
+
+    def __init__(self, agent: Any, texts: Iterable[str]) -> None:
+        self.agent = agent
+        self.texts = [text.encode() for text in texts]
+        self.found: dict[str, list[int]] = {}
+
+    async def solve(self, sandbox: Any, instance: dict[str, Any], *, model: str | None) -> Any:
+        result = await self.agent.solve(sandbox, instance, model=model)
+        self.found = await sandbox.remote(search_sandbox, self.texts)
+        return result

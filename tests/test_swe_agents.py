@@ -15,7 +15,7 @@ from agentix_runner.remote.tools import BashResult, bash
 
 from .images import BUSYBOX
 from .messages_api import INPUT_TOKENS, OUTPUT_TOKENS, MessagesApi, say, serving, use
-from .swe_example import need, where_key_is
+from .swe_example import Searched, need, spellings, where_key_is
 
 from agents.claude_code import COMMAND, ClaudeCodeAgent, outcome  # isort: skip
 from agents.gold import GoldPatchAgent  # isort: skip
@@ -239,10 +239,9 @@ STEPS = [
 
 def claude(row: dict[str, Any], harness: Harness, api: MessagesApi, bundle: str, **settings: Any) -> Rollout:
     """A rollout of Claude Code against `api`."""
-    run_dir = settings.pop("run_dir", None)
     with serving(api):
         agent = ClaudeCodeAgent(upstream=api.url, api_key=KEY, **settings)
-        return run(row, agent, harness, bundle=bundle, model="claude-sonnet-4-5", run_dir=run_dir)
+        return run(row, agent, harness, bundle=bundle, model="claude-sonnet-4-5")
 
 
 def test_claude_code_resolves(
@@ -253,10 +252,18 @@ def test_claude_code_resolves(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     """The real CLI in a sandbox without a network edits a file by way of the tunnel, its edit is scored, tokens and
-    cost are kept; the key reaches the API and is nowhere else, in no spelling."""
+    cost are kept; the key reaches the API and is nowhere else, in no spelling: not in the sandbox's files and
+    processes, not in the run directory, not in logs."""
     caplog.set_level("DEBUG")
     api = MessagesApi(STEPS)
-    rollout = claude(swe_row, harness, api, claude_bundle, run_dir=tmp_path / "run")
+    with serving(api):
+        # The first is there for sure: the search finds what is to be found.
+        texts = [swe_row["problem_statement"], *spellings(KEY)]
+        agent = Searched(ClaudeCodeAgent(upstream=api.url, api_key=KEY), texts)
+        settings = {"bundle": claude_bundle, "model": "claude-sonnet-4-5", "run_dir": tmp_path / "run"}
+        rollout = run(swe_row, agent, harness, **settings)
+    assert agent.found["/tmp/agentix-claude/task.txt"] == [0]
+    assert [place for place, found in agent.found.items() if found != [0]] == []
     assert (rollout.error, rollout.status, rollout.agent_exit) == (None, "resolved", 0)
     assert rollout.info["ended"] == "success"
     assert rollout.info["turns"] == len(STEPS)

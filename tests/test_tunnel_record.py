@@ -384,6 +384,9 @@ def spellings(key: str) -> dict[str, bytes]:
     return {
         "plain": plain,
         "base64": base64.b64encode(plain).rstrip(b"="),
+        # Where something stands before it, its base64 is another.
+        "base64 behind a byte": base64.b64encode(b"x" + plain)[4:-4],
+        "base64 behind two": base64.b64encode(b"xx" + plain)[4:-4],
         "basic": base64.b64encode(b"user:" + plain).rstrip(b"="),
         "quoted": urllib.parse.quote(key, safe="").encode(),
         "json": json.dumps(key)[1:-1].encode(),
@@ -430,8 +433,14 @@ def environment_and_files() -> bytes:
                 continue
             with open(os.path.join(folder, name), "rb") as file:
                 text += file.read()
-    with open("/proc/self/environ", "rb") as file, open("/proc/self/cmdline", "rb") as line:
-        return text + file.read() + line.read()
+    for number in os.listdir("/proc"):
+        for name in ("environ", "cmdline"):
+            try:
+                with open(f"/proc/{number}/{name}", "rb") as file:
+                    text += file.read()
+            except OSError:  # no process, or gone, or somebody else's
+                continue
+    return text
 
 
 def test_the_search_of_memory_finds_what_is_there(local: RemoteSandbox) -> None:
@@ -467,8 +476,8 @@ def test_the_key_is_nowhere_but_upstream(
     name: str,
     form: Any,
 ) -> None:
-    """In no spelling: in the sandbox's memory, environment and files, in record, log, answers, errors and reprs; though
-    the server gets it, and repeats all that it gets."""
+    """In no spelling: in the sandbox's memory, environment, processes and files, in record, log, answers, errors and
+    reprs; though the server gets it, and repeats all that it gets."""
     key = make_key()
     value = form(key)
     monkeypatch.setenv("ANTHROPIC_API_KEY", key)

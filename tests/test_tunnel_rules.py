@@ -8,6 +8,7 @@ import shutil
 import socket
 import ssl
 import subprocess
+import sys
 import threading
 from collections.abc import Iterator
 from pathlib import Path
@@ -423,6 +424,65 @@ def test_the_tunnels_bytes_can_be_used_up(local: RemoteSandbox, api: Api) -> Non
         for _ in range(2):
             answer = local.remote(ask, url, "/v1/messages", "POST", bytes(250))
             assert refusal(answer) == (403, "permission_error", "max_total_bytes, 1000, are used up")
+
+
+def test_a_host_without_descriptors_says_so(api: Api) -> None:
+    """Opening a tunnel raises the soft limit on open files to what it may take. Where there is no room even so, a
+    request is answered at once with the cause and the remedy, whether its connection was open before or not, and the
+    tunnel goes on when there is room again."""
+    script = """
+import os, resource, sys
+from agentix_runner import LocalProvider, SandboxConfig
+from agentix_runner.errors import BadArgument
+from tests.tunnel_tools import ask
+
+api = sys.argv[1]
+resource.setrlimit(resource.RLIMIT_NOFILE, (64, 400))
+with LocalProvider().session(SandboxConfig(image="")) as sandbox:
+    with sandbox.tunnel(api) as used, sandbox.tunnel(api.replace("127.0.0.1", "localhost")) as unused:
+        assert 64 < resource.getrlimit(resource.RLIMIT_NOFILE)[0] <= 400
+        assert sandbox.remote(ask, used)[0] == 200
+        taken = []
+
+        def fill():
+            try:
+                while True:
+                    taken.append(os.dup(0))
+            except OSError:
+                pass
+
+        fill()
+        resource.setrlimit(resource.RLIMIT_NOFILE, (max(taken) + 1,) * 2)
+        for url in (unused, used, unused):
+            status, _, body = sandbox.remote(ask, url)
+            print(status, body.decode())
+            fill()
+        try:
+            with sandbox.tunnel(api, record="record"):
+                print("opened")
+        except BadArgument as error:
+            print(error)
+        for one in taken:
+            os.close(one)
+        for url in (used, unused):
+            assert sandbox.remote(ask, url)[0] == 200
+"""
+    done = subprocess.run(
+        [sys.executable, "-c", script, api.url],
+        cwd=Path(__file__).parents[1],
+        stdin=subprocess.DEVNULL,
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    *answers, last = done.stdout.splitlines()
+    assert len(answers) == 3
+    for answer in answers:
+        assert answer.startswith("503 ")
+        assert "the tunnel's host has too many open files: raise `ulimit -n` there" in answer
+    assert last == "the tunnel's record 'record' can't be written: Too many open files: raise `ulimit -n`"
 
 
 # --- TLS ---

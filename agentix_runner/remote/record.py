@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import base64
 import contextlib
+import errno
 import fcntl
 import json
 import os
@@ -34,6 +35,8 @@ class Record:
             self._file = os.open(self.path, flags, 0o666)
         except (OSError, TypeError, ValueError) as error:
             why = getattr(error, "strerror", None) or error
+            if getattr(error, "errno", None) == errno.EMFILE:
+                why = f"{why}: raise `ulimit -n`"
             raise BadArgument(f"the tunnel's record {path!r} can't be written: {why}") from None
         try:
             os.lseek(self._file, 0, os.SEEK_END)

@@ -147,6 +147,7 @@ class Tunnel:
             if self._entered:
                 raise BadArgument("this tunnel has been opened before: make another one with sandbox.tunnel()")
             self._entered = True
+        self._make_room()
         if self._record_path is not None:
             self._record = Record(self._record_path)
         try:
@@ -180,6 +181,13 @@ class Tunnel:
         self.upstream.close()
         if self._record is not None and not busy:
             self._record.close()
+
+    def _make_room(self) -> None:
+        """Raise the soft limit on open files, if need be, to what this tunnel may take: a record, and two descriptors
+        for each connection."""
+        from ..checks import file_descriptors
+
+        file_descriptors(n_loops=0, n_sessions=1, per_session=1 + 2 * self.limits.max_concurrent)
 
     def _close_inlet(self) -> None:
         try:

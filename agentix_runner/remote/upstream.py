@@ -7,6 +7,7 @@ Every wait can be cut short from another thread (`Line.cut`).
 from __future__ import annotations
 
 import contextlib
+import errno
 import http.client
 import os
 import socket
@@ -22,6 +23,7 @@ from .policy import Address, Headers, incoming
 from .streams import Reset
 
 _CHUNK = 64 * 1024
+_TOO_MANY = (errno.EMFILE, errno.ENFILE)
 # The line of the exchange that this thread works on: a connection is made deep inside urllib3.
 _now = threading.local()
 
@@ -175,6 +177,8 @@ class Upstream:
         if isinstance(error, exceptions.ReadTimeoutError):
             return Refusal(504, f"{where} sent nothing for {self._read_timeout:g} s")
         inner = _innermost(error)
+        if isinstance(inner, OSError) and (inner.errno in _TOO_MANY or _too_many_open()):
+            return Refusal(503, "the tunnel's host has too many open files: raise `ulimit -n` there")
         if isinstance(inner, socket.gaierror):
             return Refusal(502, f"the name of {where} can't be resolved: {inner.strerror}")
         if isinstance(inner, ssl.SSLCertVerificationError):
@@ -192,6 +196,15 @@ class Upstream:
     def close(self) -> None:
         """Close the idle connections."""
         self._pool.close()
+
+
+def _too_many_open() -> bool:
+    """Whether this process can open nothing more: looking a name up tells something else then."""
+    try:
+        os.close(os.open(os.devnull, os.O_RDONLY | os.O_CLOEXEC))
+    except OSError as error:
+        return error.errno in _TOO_MANY
+    return False
 
 
 def _innermost(error: BaseException) -> BaseException:
