@@ -30,6 +30,26 @@ def test_the_snippets_run_one_after_the_other(tmp_path: Path) -> None:
     assert (tmp_path / "runs" / "greetings" / "rollouts.jsonl").read_text().count("\n") == 2
 
 
+def test_the_snippets_are_formatted() -> None:
+    """Each Python block is laid out as the code of this repository is."""
+    for block in blocks("python"):
+        command = [sys.executable, "-m", "ruff", "format", "--config", str(ROOT / ".ruff.toml"), "-"]
+        done = subprocess.run(command, input=block, capture_output=True, text=True, timeout=60, check=True)
+        assert done.stdout == block
+
+
+def test_adapters_to_copy_are_short() -> None:
+    """Those of "Integrate a dataset" and "Integrate an agent" take less than 60 lines each."""
+    lengths = {
+        name: len(block.splitlines())
+        for block in blocks("python")
+        for name in ("Repositories", "CommandAgent")
+        if f"class {name}:" in block
+    }
+    assert set(lengths) == {"Repositories", "CommandAgent"}
+    assert max(lengths.values()) < 60
+
+
 def test_ci_calls_the_test_command_of_the_readme() -> None:
     """The line that README gives for the tests ends in the command that CI runs."""
     [line] = [line for block in blocks("sh") for line in block.splitlines() if "pytest" in line]
@@ -37,12 +57,17 @@ def test_ci_calls_the_test_command_of_the_readme() -> None:
     assert command in (ROOT / ".ci" / "run").read_text().splitlines()
 
 
-@pytest.mark.parametrize("line", [line for block in blocks("sh") for line in block.splitlines() if "agentix" in line])
+@pytest.mark.parametrize(
+    "line",
+    [line for block in blocks("sh") for line in block.splitlines() if "agentix" in line or "examples/" in line],
+)
 def test_the_commands_have_options_that_exist(line: str) -> None:
     """Every option in a command of README is in that command's help."""
     words = shlex.split(line.split(" && ")[-1])
-    words[0] = str(Path(sys.executable).with_name(Path(words[0]).name))
-    help_of = words[:2] if Path(words[0]).name == "agentix" else words[:1]
-    shown = subprocess.run([*help_of, "--help"], capture_output=True, text=True, timeout=60, check=True).stdout
+    words[0] = sys.executable if words[0] == "python" else str(Path(sys.executable).with_name(Path(words[0]).name))
+    help_of = words[:2] if Path(words[0]).name == "agentix" or words[0] == sys.executable else words[:1]
+    shown = subprocess.run(
+        [*help_of, "--help"], cwd=ROOT, capture_output=True, text=True, timeout=60, check=True
+    ).stdout
     options = [word for word in words if word.startswith("--")]
     assert [option for option in options if option not in shown] == []

@@ -426,7 +426,7 @@ def test_the_tunnels_bytes_can_be_used_up(local: RemoteSandbox, api: Api) -> Non
             assert refusal(answer) == (403, "permission_error", "max_total_bytes, 1000, are used up")
 
 
-def test_a_host_without_descriptors_says_so(api: Api) -> None:
+def test_a_host_without_descriptors_says_so(api: Api, tmp_path: Path) -> None:
     """Opening a tunnel raises the soft limit on open files to what it may take. Where there is no room even so, a
     request is answered at once with the cause and the remedy, whether its connection was open before or not, and the
     tunnel goes on when there is room again."""
@@ -458,7 +458,7 @@ with LocalProvider().session(SandboxConfig(image="")) as sandbox:
             print(status, body.decode())
             fill()
         try:
-            with sandbox.tunnel(api, record="record"):
+            with sandbox.tunnel(api, record=sys.argv[2]):
                 print("opened")
         except BadArgument as error:
             print(error)
@@ -468,7 +468,7 @@ with LocalProvider().session(SandboxConfig(image="")) as sandbox:
             assert sandbox.remote(ask, url)[0] == 200
 """
     done = subprocess.run(
-        [sys.executable, "-c", script, api.url],
+        [sys.executable, "-c", script, api.url, str(tmp_path / "record")],
         cwd=Path(__file__).parents[1],
         stdin=subprocess.DEVNULL,
         capture_output=True,
@@ -482,7 +482,10 @@ with LocalProvider().session(SandboxConfig(image="")) as sandbox:
     for answer in answers:
         assert answer.startswith("503 ")
         assert "the tunnel's host has too many open files: raise `ulimit -n` there" in answer
-    assert last == "the tunnel's record 'record' can't be written: Too many open files: raise `ulimit -n`"
+    assert (
+        last
+        == f"the tunnel's record {str(tmp_path / 'record')!r} can't be written: Too many open files: raise `ulimit -n`"
+    )
 
 
 # --- TLS ---
