@@ -55,7 +55,9 @@ class Rollouts(list[Rollout]):
             import pandas
         except ImportError:
             raise BadArgument("to_pandas() needs pandas: pip install pandas") from None
-        frame = pandas.DataFrame(list(map(_record, self)), columns=None if self else list(_record(Rollout(""))))
+        # Where there is pyarrow, pandas keeps text in it, which takes none of the bytes that are no UTF-8.
+        with pandas.option_context("mode.string_storage", "python"):
+            frame = pandas.DataFrame(list(map(_record, self)), columns=None if self else list(_record(Rollout(""))))
         frame["started_at"] = pandas.to_datetime(frame["started_at"], unit="s", utc=True)
         return frame
 
