@@ -24,10 +24,13 @@ from attrs import frozen
 from agentix_runner.bundle.default import default_bundle
 
 from .. import swe_images as images
-from ..swe_example import EXAMPLE
+from ..engine import engine_problem
+from ..images import CannotMake
+from ..swe_example import EXAMPLE, installed
 
 PATCHES = {"gold": images.GOLD, "wrong": images.WRONG, "breaks": images.BREAKS, "fuzzy": images.FUZZY}
 _LIMIT_S = 1800
+UNAVAILABLE = 3
 
 
 @frozen
@@ -103,16 +106,26 @@ def _timed(command: list[str], folder: Path, enough: str = "\0") -> float:
     return seconds
 
 
-def main() -> None:
+def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--workers", type=int, default=2)
     parser.add_argument("--rows", type=int, default=8)
     options = parser.parse_args()
+    problem = engine_problem()
+    if problem is None and not installed("swebench"):
+        problem = "swebench is not installed: pip install -e '.[swe]'"
+    if problem:
+        print(problem, file=sys.stderr)
+        return UNAVAILABLE
     names = list(PATCHES)
     patches = {f"{names[n % len(names)]}-{n}": PATCHES[names[n % len(names)]] for n in range(options.rows)}
     with contextlib.closing(docker.from_env(timeout=600)) as client, tempfile.TemporaryDirectory() as name:
         folder = Path(name)
-        write(folder, images.ensure_row(client), patches)
+        try:
+            write(folder, images.ensure_row(client), patches)
+        except CannotMake as error:
+            print(error, file=sys.stderr)
+            return UNAVAILABLE
         default_bundle(client)  # made once for all runs, as images are
         ours = by_us(folder, workers=options.workers)
         theirs = by_harness(folder, workers=options.workers)
@@ -122,7 +135,8 @@ def main() -> None:
     print(f"  ratio               {ours.seconds / theirs.seconds:7.2f}")
     differing = [name for name in theirs.reports if ours.reports.get(name) != theirs.reports[name]]
     print(f"  reports that differ {len(differing):7d}   {' '.join(differing)}")
+    return 0
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(main())

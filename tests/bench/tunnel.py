@@ -54,10 +54,13 @@ def whole(url: str, path: str) -> float:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("providers", nargs="*", default=["local"], choices=["local", "docker"])
+    parser.add_argument("providers", nargs="*", metavar="PROVIDER", help="local (the default), docker")
     parser.add_argument("--rounds", type=int, default=10)
     parser.add_argument("--requests", type=int, default=20)
     given = parser.parse_args()
+    unknown = set(given.providers) - {"local", "docker"}
+    if unknown:
+        parser.error(f"there is no provider {unknown.pop()!r}: there are local, docker")
     with serving() as api, tempfile.TemporaryDirectory() as folder:
 
         @api.on("/stream")
@@ -71,7 +74,7 @@ def main() -> None:
         def large(handler: Handler) -> None:
             handler.reply(bytes(20_000_000))
 
-        for name in given.providers:
+        for name in given.providers or ["local"]:
             provider: Any = LocalProvider() if name == "local" else DockerProvider()
             image = "" if name == "local" else "agentix-test/busybox:1"
             options = {"headers": {"x-api-key": "a-key-of-some-length"}, "record": Path(folder, "record.jsonl")}
