@@ -106,8 +106,8 @@ def _one_at_a_time() -> Iterator[None]:
 
 
 def _import(client: docker.DockerClient, stream: object, tag: str, command: str) -> None:
-    repository, _, version = tag.rpartition(":")
-    client.api.import_image_from_data(stream, repository=repository, tag=version, changes=[f"CMD {command}"])
+    # The tag with the name: podman does not look at the other parameter.
+    client.api.import_image_from_data(stream, repository=tag, changes=[f"CMD {command}"])
     if not _there(client, tag):
         raise CannotMake("the engine took the root file system but made no image of it")
 

@@ -199,7 +199,10 @@ def _fill(client: docker.DockerClient, image: Image, title: str, volume: str) ->
         try:
             client.api.start(name)
         except APIError as error:
-            raise _does_not_run(client, image, title, _one_line(error)) from error
+            why = _one_line(error)
+            if PYTHON in why or "exec format" in why.lower():
+                raise _does_not_run(client, image, title, why) from error
+            raise BundleError(f"the engine can't start a container of the bundle {title}: {why}") from error
         status = _wait_until_ended(client, name)
         if status != 0:
             said = client.api.logs(name, tail=5).decode(errors="replace")

@@ -68,6 +68,7 @@ class Container:
         env, kept = self._environment(image)
         self._create(env, volume)
         assert self._id is not None
+        self._check_runtime()
         watch = self._watch = self._engine.events.watch(self._id, self.name)
         with self._engine.doing("attach to a container"):
             params = {"stdin": 1, "stdout": 1, "stderr": 1, "stream": 1}
@@ -126,6 +127,19 @@ class Container:
                 raise
         self._unsure = False
         self._id = made["Id"]
+
+    def _check_runtime(self) -> None:
+        """A runtime is chosen for how it isolates: one that the engine passes over in silence is an error."""
+        wanted = self._provider.options.get("runtime", self._provider.runtime)
+        if wanted is None:
+            return
+        with self._engine.doing("look at a container"):
+            settings = self._engine.api.inspect_container(self._id).get("HostConfig") or {}
+        if settings.get("Runtime") != wanted:
+            raise SandboxStartError(
+                f"the engine does not take {wanted!r} as a container's runtime (it says {settings.get('Runtime')!r}): "
+                "set the runtime in the engine's own configuration (podman: containers.conf), and give none"
+            )
 
     def _host_config(self, volume: str) -> Any:
         from docker.types import DeviceRequest, LogConfig, Mount

@@ -15,6 +15,9 @@ from typing import Any
 _log = logging.getLogger("agentix_runner.providers.docker")
 
 _JOIN_S = 10.0
+# docker's words, and podman's own, which it filters by and partly tells.
+_ENDS = ("die", "died")
+_REMOVALS = ("destroy", "remove")
 
 
 class Watch:
@@ -59,7 +62,7 @@ class Events:
     def open(self) -> None:
         """Listen from now on. Raises what docker-py raises."""
         self.close()
-        filters = {"type": "container", "event": ["die", "oom", "destroy"], "label": self._label}
+        filters = {"type": "container", "event": [*_ENDS, *_REMOVALS, "oom"], "label": self._label}
         self._stream = self._api.events(filters=filters, decode=True)
         with contextlib.suppress(AttributeError):
             # The limit was for the answer to begin; there may be nothing to tell for hours.
@@ -119,10 +122,10 @@ class Events:
                 watch.out_of_memory = True
             else:
                 code = (actor.get("Attributes") or {}).get("exitCode")
-                if action == "die" and code is not None:
+                if action in _ENDS and code is not None:
                     watch.exit_code = int(code)
                 watch.ended = True
-                watch.gone = watch.gone or action == "destroy"
+                watch.gone = watch.gone or action in _REMOVALS
             self._told.notify_all()
         if action == "oom":
             _log.warning("memory ran out in sandbox %s: the system killed a process there", watch.name)
