@@ -14,7 +14,7 @@ from concurrent.futures import Executor
 from contextlib import closing
 from typing import TYPE_CHECKING, Any
 
-from . import checks
+from . import checks, descriptors
 from .batch import Batch
 from .executors import place_for
 from .notebook import Rollouts
@@ -178,7 +178,7 @@ def _prepare(
     )
     place = place_for(executor, spec, n_concurrent=n_concurrent, keeps=run_dir is not None, jobs=jobs)
     if place.is_here:
-        checks.file_descriptors(
+        descriptors.make_room(
             n_loops=min(n_concurrent, len(jobs)) if spec.needs_loop else 0,
             n_sessions=min(n_concurrent, len(jobs)),
             per_session=getattr(provider, "fds_per_session", 0),

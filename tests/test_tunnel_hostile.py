@@ -20,8 +20,8 @@ from agentix_runner import LocalProvider, SandboxConfig
 from agentix_runner.remote import frames
 from agentix_runner.remote.client import RemoteSandbox
 from agentix_runner.remote.frames import MAX_PAYLOAD, WINDOW, Frame
-from agentix_runner.remote.streams import Reset, Stalled, Stream, pack_head, unpack_head
-from agentix_runner.remote.tunnel import Tunnel
+from agentix_runner.remote.tunnel.streams import Reset, Stalled, Stream, pack_head, unpack_head
+from agentix_runner.remote.tunnel.tunnel import Tunnel
 
 from .conftest import eventually
 from .test_client import Actor, connected, in_background

@@ -21,7 +21,7 @@ from . import wire_functions as remote
 
 HERE = Path(guard.__file__).parent
 SANDBOX_SIDE = ["guard.py", "worker.py", "printed.py", "outbox.py", "frames.py", "codec.py", "trees.py", "tools.py"]
-SANDBOX_SIDE += ["inlet.py", "streams.py", "http1.py"]
+SANDBOX_SIDE += ["tunnel/inlet.py", "tunnel/streams.py", "tunnel/http1.py"]
 REACH = Reach(python=sys.version_info[:2], shared=True)
 
 
@@ -89,7 +89,9 @@ def test_the_sandbox_side_imports_the_standard_library_alone() -> None:
         *("signal", "socket", "stat", "struct"),
         *("subprocess", "sys", "tempfile", "termios", "threading", "time", "traceback"),
     }
-    mates = {name.removesuffix(".py") for name in SANDBOX_SIDE}
+    allowed |= {"__future__"}
+    mates = {f"agentix_runner.remote.{name.removesuffix('.py').replace('/', '.')}" for name in SANDBOX_SIDE}
+    mates |= {"agentix_runner._version", "agentix_runner.remote", "agentix_runner.remote.tunnel"}
     strangers = []
     for name in SANDBOX_SIDE:
         tree = ast.parse((HERE / name).read_text())
@@ -107,20 +109,15 @@ def test_the_sandbox_side_imports_the_standard_library_alone() -> None:
             elif isinstance(node, ast.ImportFrom) and node.level == 0:
                 found = [node.module or ""]
             elif isinstance(node, ast.ImportFrom):
-                found = [node.module or alias.name for alias in node.names]
-                if node.level == 2:
-                    found = ["agentix_runner." + one for one in found]
+                package = ["agentix_runner", "remote", *Path(name).parent.parts]
+                above = ".".join(package[: len(package) - node.level + 1])
+                found = [f"{above}.{node.module}"] if node.module else [f"{above}.{a.name}" for a in node.names]
             else:
                 continue
-            strangers += [f"{name}: {one}" for one in found if not _is_allowed(one, allowed, mates)]
+            strangers += [
+                f"{name}: {one}" for one in found if one not in mates and one.partition(".")[0] not in allowed
+            ]
     assert strangers == []
-
-
-def _is_allowed(module: str, allowed: set[str], mates: set[str]) -> bool:
-    if module.startswith("agentix_runner."):
-        last = module.rpartition(".")[2]
-        return module == "agentix_runner._version" or (module.startswith("agentix_runner.remote.") and last in mates)
-    return module in mates or module.partition(".")[0] in allowed | {"__future__"}
 
 
 def test_the_worker_runs_where_there_is_nothing_but_the_standard_library() -> None:

@@ -27,7 +27,7 @@ from .outbox import Closed, Outbox
 from .transport import Transport
 
 if TYPE_CHECKING:
-    from .tunnel import Tunnel, Tunnels
+    from .tunnel.tunnel import Tunnel, Tunnels
 
 _log = logging.getLogger("agentix_runner.remote")
 
@@ -123,9 +123,10 @@ class RemoteSandbox:
     ) -> Tunnel:
         """A way for the sandbox to reach `upstream`, through this process: `with sandbox.tunnel(...) as url:`.
 
-        See `agentix_runner.remote.tunnel.Tunnel` for the arguments, and its `Limits` for more. Raises BadArgument.
+        See `Tunnel` in agentix_runner.remote.tunnel.tunnel for the arguments, and its `Limits` for more. Raises
+        BadArgument.
         """
-        from .tunnel import Tunnel, Tunnels  # most sandboxes have none
+        from .tunnel.tunnel import Tunnel, Tunnels  # most sandboxes have none
 
         with self._lock:
             if self._tunnels is None:

@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
     from typing import Any
 
-    from .inlet import Inlets
+    from .tunnel.inlet import Inlets
 
 _TEXT_LIMIT = 64 * 1024
 

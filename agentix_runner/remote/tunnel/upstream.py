@@ -17,7 +17,7 @@ from collections.abc import Iterator
 from importlib.metadata import version
 from typing import Any
 
-from ..errors import BadArgument
+from ...errors import BadArgument
 from .http1 import Refusal
 from .policy import Address, Headers, incoming
 from .streams import Reset

@@ -11,8 +11,8 @@ import functools
 import threading
 import time
 
-from . import frames
-from .frames import MAX_PAYLOAD, WINDOW, Frame, FrameError
+from .. import frames
+from ..frames import MAX_PAYLOAD, WINDOW, Frame, FrameError
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:

@@ -7,7 +7,7 @@ from typing import Any
 
 from attrs import frozen
 
-from .codec import Malformed, check_depth
+from ..codec import Malformed, check_depth
 
 _JSON_LIMIT = 16 * 1024 * 1024
 _LINE_LIMIT = 4 * 1024 * 1024

@@ -14,10 +14,10 @@ from typing import TYPE_CHECKING, Any
 
 from attrs import asdict
 
-from .frames import FrameError
+from ..frames import FrameError
+from ..outbox import Closed
 from .http1 import Refusal
 from .masking import is_secret
-from .outbox import Closed
 from .policy import Asked, Headers, check_request, outgoing
 from .record import Copy, Inflater
 from .streams import Reset, Stalled, Stream

@@ -12,7 +12,7 @@ from urllib.parse import unquote, urlsplit
 
 from attrs import frozen
 
-from ..errors import BadArgument
+from ...errors import BadArgument
 from .http1 import HEADERS_LIMIT, TOKEN, VALUE, Refusal
 
 Headers = list[tuple[str, str]]

@@ -16,11 +16,13 @@ from typing import TYPE_CHECKING, Any
 
 from attrs import field, fields, frozen
 
-from ..errors import BadArgument, SandboxError
-from ..threads import bounded
-from . import frames, inlet
+from ...descriptors import make_room
+from ...errors import BadArgument, SandboxError
+from ...threads import bounded
+from .. import frames
+from ..frames import Frame
+from . import inlet
 from .exchange import Exchange
-from .frames import Frame
 from .http1 import Refusal
 from .masking import Mask
 from .policy import Address, check_headers
@@ -30,7 +32,7 @@ from .upstream import Upstream
 from .usage import Usage
 
 if TYPE_CHECKING:
-    from .client import RemoteSandbox
+    from ..client import RemoteSandbox
 
 _log = logging.getLogger("agentix_runner.tunnel")
 
@@ -185,9 +187,7 @@ class Tunnel:
     def _make_room(self) -> None:
         """Raise the soft limit on open files, if need be, to what this tunnel may take: a record, and two descriptors
         for each connection."""
-        from ..checks import file_descriptors
-
-        file_descriptors(n_loops=0, n_sessions=1, per_session=1 + 2 * self.limits.max_concurrent)
+        make_room(n_loops=0, n_sessions=1, per_session=1 + 2 * self.limits.max_concurrent)
 
     def _close_inlet(self) -> None:
         try:

@@ -17,7 +17,7 @@ import time
 import zlib
 from typing import Any
 
-from ..errors import BadArgument
+from ...errors import BadArgument
 
 _LOCK_LIMIT_S = 10.0
 _INFLATED = 64 * 1024

@@ -17,10 +17,10 @@ import struct
 import threading
 import time
 
-from . import frames
-from .frames import FrameError
+from .. import frames
+from ..frames import FrameError
+from ..outbox import Closed
 from .http1 import Incoming, Outgoing, Refusal, Request
-from .outbox import Closed
 from .streams import Reset, Stream
 
 TYPE_CHECKING = False
@@ -49,7 +49,7 @@ def close(number: int) -> None:
 
 
 def _inlets() -> Inlets:
-    from . import worker
+    from .. import worker
 
     if worker.current is None:
         raise RuntimeError("this is no sandbox's worker")
