@@ -18,13 +18,13 @@ from typing import Any
 
 from ..errors import SandboxStartError
 from ..retry import is_transient
+from .contexts import Endpoint, find_endpoint
 from .events import Events
 
 _log = logging.getLogger("agentix_runner.providers.docker")
 
 # requests takes the certificates named there instead of those that docker-py has been given.
 _CA_BUNDLES = ("REQUESTS_CA_BUNDLE", "CURL_CA_BUNDLE")
-_DEFAULT = "unix:///var/run/docker.sock"
 # Idle connections that are kept. On a Unix socket docker-py has a pool for each URL, and fills it with as many empty
 # places: few must do. Anywhere else all requests share one, which is dropped from and warned about when it is full.
 _POOL = 32
@@ -154,6 +154,8 @@ class Engine:
         import requests
         import urllib3.exceptions
 
+        if isinstance(error, SandboxStartError):
+            return error
         where = self._address()
         numbers = set(_numbers(error))
         if errno.EACCES in numbers or errno.EPERM in numbers:
@@ -185,28 +187,44 @@ class Engine:
     def _address(self) -> str:
         if self._client is not None:
             return _shown(self._client.api)
-        return os.environ.get("DOCKER_HOST") or _DEFAULT
+        try:
+            return find_endpoint().url
+        except SandboxStartError:
+            return "the docker context"  # which this client was not made from
 
 
 def connect(timeout: float) -> Any:
-    """A client of the engine that DOCKER_HOST or docker's current context names, as docker's own command finds it.
+    """A client of the engine that docker's own command would use.
 
-    `timeout` is for each answer of the engine, in seconds. Raises what docker-py and requests raise.
+    `timeout` is for each answer of the engine, in seconds. Raises SandboxStartError, and what docker-py and requests
+    raise.
     """
     import docker
 
+    where = find_endpoint()
+    if where.url.startswith("ssh://"):
+        host, slash, path = where.url.removeprefix("ssh://").partition("/")
+        there = slash + path if path else "/var/run/docker.sock"
+        raise SandboxStartError(
+            f"the container engine at {where.url} can't be used through ssh directly: forward its socket (`ssh -nNT -L "
+            f"/tmp/docker.sock:{there} ssh://{host}`), and set DOCKER_HOST=unix:///tmp/docker.sock"
+        )
+    if where.url.startswith("unix://"):
+        knock(where.url.removeprefix("unix://"), timeout)
     settings: dict[str, Any] = {"timeout": timeout, "max_pool_size": _POOL}
-    url = os.environ.get("DOCKER_HOST", "")
-    if not url:
-        from docker.context import ContextAPI
+    if where.from_environment:
+        return _roomy(docker.from_env(**settings))
+    return _roomy(docker.DockerClient(base_url=where.url, tls=_tls(where), **settings))
 
-        context = ContextAPI.get_current_context()
-        if context is not None and context.Name != "default":
-            return _roomy(docker.DockerClient(base_url=context.Host, tls=context.TLSConfig or False, **settings))
-        url = _DEFAULT
-    if url.startswith("unix://"):
-        knock(url.removeprefix("unix://"), timeout)
-    return _roomy(docker.from_env(**settings))
+
+def _tls(where: Endpoint) -> Any:
+    from docker.tls import TLSConfig
+
+    if not where.secure or where.url.startswith("unix://"):
+        return False
+    files = where.certificates
+    own = (files["cert"], files["key"]) if "cert" in files and "key" in files else None
+    return TLSConfig(client_cert=own, ca_cert=files.get("ca"), verify=where.verified)
 
 
 def _roomy(client: Any) -> Any:
