@@ -60,6 +60,7 @@ class Batch:
         self.size = len(jobs)
         self.run_id = run_id
         self.stopping = threading.Event()
+        self.coming: Sequence[Planned] = ()
         self._jobs = jobs
         self._place = place
         self._model = model
@@ -131,6 +132,7 @@ class Batch:
 
     def _start(self, todo: list[tuple[int, Planned]]) -> None:
         self._started = True
+        self.coming = [planned for _, planned in todo]
         self._place.start(self)
         self._todo.extend(todo)
         if self._journal is not None:

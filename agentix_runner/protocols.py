@@ -76,7 +76,7 @@ class SandboxProvider(Protocol):
     for it; one of an async provider that doesn't is cancelled instead.
 
     Optional: `expect_image(image, platform) -> over` is told of each rollout to come, in order, so that images can be
-    pulled ahead; `over()` is called when that rollout is over. Neither may block.
+    pulled ahead; `over()` is called, from any thread, when that rollout is over, and may not block.
     """
 
     def session(

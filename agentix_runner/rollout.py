@@ -241,19 +241,6 @@ async def _close(job: Job) -> PhaseFailed | None:
     return None
 
 
-def expect_image(spec: Spec, item: Item) -> Callable[[], None] | None:
-    """Tell the provider which image `item` will use, if it wants to know. Returns what to call when that is over."""
-    expect = getattr(spec.provider, "expect_image", None)
-    if expect is None:
-        return None
-    try:
-        over: Callable[[], None] = expect(spec.dataset.image(item.instance), spec.platform)
-    except Exception:
-        logger.debug("instance %s: its image is not expected", item.instance_id, exc_info=True)
-        return None  # what is wrong with it is told when its sandbox is made
-    return over
-
-
 def run_on_slot(spec: Spec, item: Item, job: Job, slot: Slot) -> None:
     """Run a rollout on its slot's thread, on the slot's loop if anything is async. Raises only Abandoned."""
     rollout = job.rollout

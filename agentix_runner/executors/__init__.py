@@ -47,6 +47,8 @@ class Run(Protocol):
 
     run_id: str
     stopping: threading.Event
+    coming: Sequence[Planned]
+    """What is to be run, in order."""
 
     def stopped(self) -> Stopped:
         """The error of what did not run because the run was stopped."""

@@ -17,7 +17,8 @@ from attrs import evolve
 from ..deadline import Clock, Job, Slot
 from ..outcome import fail
 from ..records import Rollout
-from ..rollout import Item, Spec, expect_image, run_on_slot
+from ..rollout import Item, Spec, run_on_slot
+from .ahead import Ahead
 
 if TYPE_CHECKING:
     from . import Run
@@ -46,6 +47,7 @@ class Threads:
         self._run = run
         self._spec = evolve(self._spec, run_id=run.run_id)
         self._context = contextvars.copy_context()
+        self._ahead = Ahead(self._spec, run.coming, self._context.copy())
         if self._pool is None:
             self._pool = ThreadPoolExecutor(self._n_concurrent, thread_name_prefix="agentix-supervisor")
 
@@ -53,9 +55,7 @@ class Threads:
         assert self._pool is not None
         item.shared = self
         future = self._pool.submit(self._supervise, item, self._context.copy())
-        over = expect_image(self._spec, item)
-        if over is not None:
-            future.add_done_callback(lambda _: over())
+        future.add_done_callback(lambda _: self._ahead.over(item.instance_id, item.attempt))
         if self._given is not None:
             self._waiting.add(future)
             future.add_done_callback(self._waiting.discard)
@@ -75,11 +75,13 @@ class Threads:
     def close(self) -> None:
         if self._pool is not None and self._given is None:
             self._pool.shutdown(wait=False, cancel_futures=True)
+        self._ahead.close()
         for slot in list(self._slots):
             slot.close()
         until = time.monotonic() + self._clock.grace
         for slot in list(self._slots):
             slot.join(max(until - time.monotonic(), 0))
+        self._ahead.join(max(until - time.monotonic(), 0))
 
     def _supervise(self, item: Item, context: contextvars.Context) -> Rollout:
         rollout = item.new_rollout(self._spec.model)
