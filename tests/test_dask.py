@@ -19,6 +19,7 @@ import psutil
 import pytest
 
 from agentix_runner import AgentResult, LocalProvider, RetryPolicy, Rollout, run_rollouts
+from agentix_runner.cli.cluster import local_client
 from agentix_runner.errors import BadArgument
 from agentix_runner.providers.docker import DockerProvider
 from agentix_runner.remote.tools import bash
@@ -26,27 +27,16 @@ from tests.conftest import eventually
 from tests.fakes import PlainDataset
 from tests.test_executors import Boxes, Locked, Plain, Scripted, instances
 
-dask = pytest.importorskip("dask")
 distributed = pytest.importorskip("distributed")
 
 ROOT = Path(__file__).parents[1]
 
 
 @contextlib.contextmanager
-def new_cluster(n_workers: int = 2, threads: int = 2, **kwargs: Any) -> Iterator[Any]:
+def new_cluster(n_workers: int = 2, threads: int = 2, resources: dict[str, float] | None = None) -> Iterator[Any]:
     """A client of a cluster of worker processes."""
-    with contextlib.ExitStack() as stack:
-        # By default a worker that is seen to be gone twice, 15 s apart, is not started again.
-        stack.enter_context(dask.config.set({"distributed.deploy.lost-worker-timeout": "1000d"}))
-        cluster = distributed.LocalCluster(
-            n_workers=n_workers,
-            threads_per_worker=threads,
-            dashboard_address="127.0.0.1:0",
-            silence_logs=50,
-            **kwargs,
-        )
-        stack.enter_context(cluster)
-        yield stack.enter_context(distributed.Client(cluster, set_as_default=False))
+    with local_client(n_workers, threads, resources) as client:
+        yield client
 
 
 @pytest.fixture(scope="module")
@@ -451,107 +441,3 @@ def test_a_run_waits_for_workers_to_come_and_goes_on_when_one_leaves(
         "not run: the executor takes no more work (RuntimeError: cannot schedule new futures after shutdown)",
     }
     eventually(lambda: sandboxes(tmp_path) == [])
-
-
-# ---------------------------------------------------------------- agentix-run --dask
-
-BENCH = """
-    import os
-    from agentix_runner import AgentResult
-    from agentix_runner.remote.tools import bash
-
-    class Tasks:
-        def instances(self):
-            return [{"id": f"t{i}"} for i in range(12)]
-
-        def image(self, instance):
-            return ""
-
-        def setup(self, sandbox, instance):
-            return True
-
-        def score(self, sandbox, instance, patch):
-            return {"resolved": True}
-
-    class Agent:
-        def solve(self, sandbox, instance, *, model):
-            sandbox.remote(bash, f"sleep {os.environ.get('NAP', '0')}")
-            return AgentResult(patch="p", info={"pid": os.getpid()})
-"""
-
-
-@contextlib.contextmanager
-def agentix_run(folder: Path, *args: str, **env: str) -> Iterator[subprocess.Popen[str]]:
-    """The command, in a process group of its own, which is gone afterwards."""
-    (folder / "bench.py").write_text(textwrap.dedent(BENCH))
-    (folder / "boxes").mkdir(exist_ok=True)
-    command = ["--dataset", "bench:Tasks", "--agent", "bench:Agent", "--provider-arg", f"root={folder / 'boxes'}"]
-    with subprocess.Popen(
-        [sys.executable, "-m", "agentix_runner.cli.run", *command, "--out", "run", *args],
-        cwd=folder,
-        env={**os.environ, "PYTHONPATH": str(ROOT), **env},
-        text=True,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        start_new_session=True,
-    ) as process:
-        try:
-            yield process
-        finally:
-            with contextlib.suppress(ProcessLookupError):
-                os.killpg(process.pid, signal.SIGKILL)
-
-
-@pytest.mark.slow
-def test_ctrl_c_ends_a_run_on_dask_and_running_it_again_finishes_the_rest(tmp_path: Path) -> None:
-    """The signal goes to the workers too, as in a terminal. The command is gone soon, no sandbox and no worker is
-    left, what had finished is kept; the next run does the rest."""
-    with agentix_run(tmp_path, "--dask", "local:2", "--n-concurrent", "4", NAP="1") as first:
-        eventually(lambda: len(journal(tmp_path / "run")) >= 4, 60)
-        workers = psutil.Process(first.pid).children(recursive=True)
-        began = time.monotonic()
-        os.killpg(first.pid, signal.SIGINT)
-        _, err = first.communicate(timeout=60)
-        assert time.monotonic() - began < 10
-    assert first.returncode == 130, err
-    assert "Traceback" not in err
-    eventually(lambda: not any(map(is_alive, workers)))
-    assert sandboxes(tmp_path / "boxes") == []
-    finished = journal(tmp_path / "run")
-    assert 4 <= len(finished) < 12
-
-    with agentix_run(tmp_path, "--dask", "local:2", "--n-concurrent", "4", "--json") as again:
-        out, err = again.communicate(timeout=100)
-    assert again.returncode == 0, err
-    assert json.loads(out)["rollouts"] == 12
-    assert journal(tmp_path / "run")[: len(finished)] == finished
-    assert sorted(journal(tmp_path / "run")) == sorted(f"t{i}" for i in range(12))
-    assert sandboxes(tmp_path / "boxes") == []
-
-
-def test_agentix_run_uses_a_cluster_that_is_there(client: Any, tmp_path: Path) -> None:
-    """By its scheduler's address; the working directory's modules go along."""
-    with agentix_run(tmp_path, "--dask", client.scheduler.address, "--json") as done:
-        out, err = done.communicate(timeout=100)
-    assert done.returncode == 0, err
-    assert json.loads(out)["rollouts"] == 12
-    assert {line["info"]["pid"] for line in lines(tmp_path / "run")} <= set(client.run(os.getpid).values())
-
-
-@pytest.mark.parametrize(
-    ("args", "message"),
-    [
-        (["--dask", "local:none"], "--dask local:none: give local:N with the number of worker processes, local:4 say"),
-        (["--dask", "cluster"], "--dask cluster is no address (missing port number in address 'cluster'): give "),
-        (["--dask-resource", "GPU=1"], "--dask-resource needs --dask: give the cluster's address, or leave it out"),
-        (["--dask-resource", "GPU"], "Invalid value for '--dask-resource': 'GPU' is no K=N"),
-    ],
-)
-def test_a_wrong_option_is_one_line_and_exit_code_2(tmp_path: Path, args: list[str], message: str) -> None:
-    """Nothing is started, and there is no run directory."""
-    with agentix_run(tmp_path, *args) as done:
-        _, err = done.communicate(timeout=60)
-    assert done.returncode == 2
-    assert err.startswith(f"Error: {message}")
-    assert err.count("\n") == 1
-    assert not (tmp_path / "run").exists()

@@ -5,16 +5,28 @@ from __future__ import annotations
 import contextlib
 import logging
 import math
+import os
 import signal
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import Executor
 from importlib import import_module
+from multiprocessing import resource_tracker
 from typing import Any
 
 from ..errors import BadArgument, describe
+from ..threads import bounded
 
 CONNECT_S = 10.0
 """How long (seconds) a scheduler may take to answer."""
+
+START_S = 120.0
+"""How long (seconds) worker processes may take to start."""
+
+CLOSE_S = 3.0
+"""How long (seconds) leaving a cluster may take, and how long worker processes have to end by themselves."""
+
+OURS = (signal.SIGINT, signal.SIGHUP)
+"""A terminal sends them to all processes of a command. They are for this one, which tells the workers."""
 
 
 @contextlib.contextmanager
@@ -35,29 +47,18 @@ def dask_executor(where: str, *, resources: Mapping[str, float], n_concurrent: i
         except ValueError as exc:
             raise BadArgument(f"--dask {where} is no address ({exc}): give tcp://host:8786, say, or local:N") from exc
     with contextlib.ExitStack() as stack:
-        stack.enter_context(_warnings_only())
-        cluster: Any = where
+        stack.enter_context(_silent())
         if workers:
-            # A worker that is seen to be gone twice, so many seconds apart, would be given up, not started again.
-            stack.enter_context(import_module("dask").config.set({"distributed.deploy.lost-worker-timeout": "1000d"}))
-            cluster = distributed.LocalCluster(
-                n_workers=workers,
-                threads_per_worker=math.ceil(n_concurrent / workers),
-                resources=dict(resources) or None,
-                dashboard_address="127.0.0.1:0",  # a free port; None would be the usual one
-                silence_logs=logging.ERROR,
-            )
-            stack.callback(cluster.close, timeout=CONNECT_S)
-        try:
-            client = distributed.Client(cluster, timeout=CONNECT_S, set_as_default=False)
-        except OSError as exc:
-            raise BadArgument(
-                f"--dask {where}: no scheduler answers there ({describe(exc, 300)}): give the address that "
-                "`dask scheduler` tells, or local:N"
-            ) from exc
-        stack.callback(client.close, timeout=CONNECT_S)
-        if workers:
-            client.register_plugin(_deaf_plugin(), name="agentix-deaf")
+            client = stack.enter_context(local_client(workers, math.ceil(n_concurrent / workers), resources))
+        else:
+            try:
+                client = distributed.Client(where, timeout=CONNECT_S, set_as_default=False)
+            except OSError as exc:
+                raise BadArgument(
+                    f"--dask {where}: no scheduler answers there ({describe(exc, 300)}): give the address that "
+                    "`dask scheduler` tells, or local:N"
+                ) from exc
+            stack.callback(_leave, client)
         yield client.get_executor(pure=False, **({"resources": dict(resources)} if resources else {}))
 
 
@@ -70,26 +71,103 @@ def _workers(where: str) -> int:
     return int(count)
 
 
-def _deaf_plugin() -> Any:
+@contextlib.contextmanager
+def local_client(workers: int, threads: int, resources: Mapping[str, float] | None = None) -> Iterator[Any]:
+    """A client of a cluster of `workers` processes of this machine with `threads` each. They are gone afterwards, and
+    whenever this process ends.
+
+    Raises: BadArgument where they don't start.
+    """
+    distributed: Any = import_module("distributed")
+    with contextlib.ExitStack() as stack:
+        # A worker that is seen to be gone twice, so many seconds apart, would be given up, not started again.
+        stack.enter_context(import_module("dask").config.set({"distributed.deploy.lost-worker-timeout": "1000d"}))
+        # What blocks these signals now are the threads that are made now and the workers that those will start, who
+        # unblock them once they do nothing.
+        resource_tracker.ensure_running()  # whichever thread makes the first worker would start it, and unblock them
+        mask = signal.pthread_sigmask(signal.SIG_BLOCK, OURS)
+        try:
+            cluster = distributed.LocalCluster(
+                n_workers=0,  # not yet: nothing would end them where an interrupt comes in here
+                threads_per_worker=threads,
+                resources=dict(resources or {}) or None,
+                memory_limit=0,  # a worker that is over it gets no work any more, without a word
+                dashboard_address="127.0.0.1:0",  # a free port; None would be the usual one
+                silence_logs=logging.CRITICAL,
+            )
+        finally:
+            signal.pthread_sigmask(signal.SIG_SETMASK, mask)
+        stack.callback(_end, cluster)
+        client = distributed.Client(cluster, timeout=CONNECT_S, set_as_default=False)
+        stack.callback(_leave, client)
+        client.register_plugin(
+            _plugin(), name="ends-with-its-starter"
+        )  # before there are workers, so that none is without
+        cluster.scale(workers)
+        try:
+            if workers:
+                client.wait_for_workers(workers, timeout=START_S)
+        except (TimeoutError, distributed.TimeoutError) as exc:
+            raise BadArgument(f"--dask: {workers} worker processes did not start in {START_S:g} s: use fewer") from exc
+        yield client
+
+
+def _leave(client: Any) -> None:
+    bounded("leaving the Dask cluster", client.close, CLOSE_S)
+
+
+def _end(cluster: Any) -> None:
+    """Close it, and kill the workers that did not end by then. (Dask may wait forever for one that it has just been
+    starting again, and a worker may be stopped, or in code that never returns.)"""
+    nannies = list(cluster.workers.values())
+    try:
+        bounded("closing the Dask workers", cluster.close, CLOSE_S)
+    finally:
+        cluster.shutdown_on_close = False  # Dask would try once more when this process exits
+        for nanny in nannies:
+            process = nanny.process
+            pid = None if process is None else process.pid
+            if pid is not None:
+                with contextlib.suppress(ProcessLookupError):
+                    os.kill(pid, signal.SIGKILL)
+
+
+def _plugin(signals: Sequence[signal.Signals] = OURS) -> Any:
     from distributed import WorkerPlugin
 
-    class Deaf(WorkerPlugin):
-        """Ctrl-C in a terminal goes to the workers too. They go on, and end what they run when they are told."""
+    class Local(WorkerPlugin):
+        """Makes a worker end with the process that started it, and not before."""
 
         def setup(self, worker: Any) -> None:
-            # Not ignored: that would go on to the sandboxes' processes.
-            signal.signal(signal.SIGINT, lambda signum, frame: None)
+            import ctypes
 
-    return Deaf()
+            for signum in signals:
+                if signal.getsignal(signum) is not signal.SIG_IGN:
+                    # Not ignored: that would go on to the sandboxes' processes.
+                    signal.signal(signum, lambda signum, frame: None)
+            signal.pthread_sigmask(signal.SIG_UNBLOCK, signals)
+            # Dask has a thread in each worker that sees its parent go. It does not run in one that is stopped, or whose
+            # interpreter is busy in C code; there Linux can do it.
+            with contextlib.suppress(OSError, AttributeError):
+                ctypes.CDLL(None).prctl(1, signal.SIGKILL)  # PR_SET_PDEATHSIG
+
+    return Local()
 
 
 @contextlib.contextmanager
-def _warnings_only() -> Iterator[None]:
-    """Inside, Dask logs warnings and worse only, as a part of this command."""
-    logger = logging.getLogger("distributed")
-    before = logger.level
-    logger.setLevel(logging.WARNING)
+def _silent() -> Iterator[None]:
+    """Inside, Dask does not log, as a part of this command: what goes wrong ends a rollout or the run, with its reason.
+    What it logs besides are tracebacks, of connections to what has just been ended, say."""
+    loggers = [
+        logging.getLogger(name)
+        for name in [*logging.root.manager.loggerDict]
+        if name.startswith(("distributed", "tornado"))
+    ]
+    before = [logger.level for logger in loggers]
+    for logger in loggers:
+        logger.setLevel(logging.CRITICAL)
     try:
         yield
     finally:
-        logger.setLevel(before)
+        for logger, level in zip(loggers, before, strict=True):
+            logger.setLevel(level)

@@ -14,17 +14,19 @@ import secrets
 import sys
 import time
 from collections.abc import Callable, Sequence
+from concurrent import futures
 from concurrent.futures import Executor, Future
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 from distributed import KilledWorker, Reschedule, WorkerPlugin, get_worker
 from distributed.utils import sync
 
 from .._version import __version__
-from ..errors import BadArgument, WorkerDied, describe
+from ..errors import BadAdapter, BadArgument, WorkerDied, describe
 from ..outcome import fail
 from ..records import Rollout
 from ..rollout import Item, Spec
+from ..threads import DaemonExecutor
 from .elsewhere import Elsewhere
 from .errand import Outcome, Workplace, pack, pack_instance
 
@@ -35,8 +37,16 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger("agentix_runner")
 
+T = TypeVar("T")
+
 RPC_S = 10.0
 """How long (seconds) a question to the scheduler may take."""
+
+INSTALL_S = 30.0
+"""How long (seconds) what the rollouts share may take to all workers."""
+
+TOLD_S = 5.0
+"""How long (seconds) workers have to answer that they end what they run. One that is stuck never does."""
 
 ON_THE_WAY_S = 1.0
 """How long (seconds) an outcome may take from its worker to here."""
@@ -56,28 +66,47 @@ class Dask(Elsewhere):
         self._client: Client = self._dask._client
         self._name = f"agentix-{secrets.token_hex(6)}-{self._client.id}"
         self._prepared = False
+        self._stuck = False
         self._counts = True
         self._parcel = pack(spec, keeps=keeps)
         check_offers(self._client, self._dask._kwargs)
 
     def prepare(self) -> None:
         self._prepared = True
-        self._look_around()
         try:
-            self._install(self._parcel)
+            self._look_around()
+            self._install_any()
+        except futures.TimeoutError:
+            self._stuck = True
+            raise BadArgument(
+                "a Dask worker does not answer: see the workers' logs, and end the one that is stuck"
+            ) from None
+
+    def _install_any(self) -> None:
+        try:
+            if _workers(self._client):
+                self._install(self._parcel)
+            else:
+                self._install(self._parcel, *self._with_modules())  # nobody is there yet to say what is lacking
         except ModuleNotFoundError:
             # The user's own modules are not there; they can go along. Not at once: where a module is there, its
             # globals (a client, a lock) need not be pickled.
             self._install(pack(self.spec, keeps=self.keeps, own_modules=True))
 
-    def _install(self, parcel: bytes) -> None:
-        plugin = Rollouts(parcel, self.run.run_id, self._name, counts=self._counts)
+    def _with_modules(self) -> list[bytes]:
         try:
-            self._client.register_plugin(plugin, name=self._name)
+            return [pack(self.spec, keeps=self.keeps, own_modules=True)]
         except BadArgument:
+            return []
+
+    def _install(self, *parcels: bytes) -> None:
+        plugin = Rollouts(parcels, self.run.run_id, self._name, counts=self._counts)
+        try:
+            _ask(lambda: self._client.register_plugin(plugin, name=self._name), INSTALL_S)
+        except futures.TimeoutError:
             raise
         except ModuleNotFoundError as exc:
-            if parcel is self._parcel:
+            if parcels == (self._parcel,):
                 raise
             raise _cant_load(exc) from exc
         except Exception as exc:
@@ -87,17 +116,19 @@ class Dask(Elsewhere):
         """Remove what runs have left there that were killed, and see how often Dask tries a task by itself."""
         try:
             client: Any = self._client
-            left_behind, dask_tries = client.run_on_scheduler(_look_around)
+            left_behind, dask_tries = _ask(lambda: client.run_on_scheduler(_look_around), RPC_S)
+            self._counts = dask_tries > self.spec.retry.attempts
             for name in left_behind:
                 self._forget(name)
-            self._counts = dask_tries > self.spec.retry.attempts
-        except Exception as exc:  # a scheduler without agentix-runner
-            logger.debug("the Dask scheduler can't be looked into: %s", describe(exc))
+        except futures.TimeoutError:
+            raise
+        except Exception as exc:  # a scheduler without agentix-runner, say
+            logger.debug("the Dask cluster can't be cleaned up: %s", describe(exc))
 
     def _forget(self, name: str) -> None:
         client: Any = self._client
-        client.unregister_worker_plugin(name)
-        client.set_metadata([name], None)
+        _ask(lambda: client.set_metadata([name], None), RPC_S)
+        _ask(lambda: client.unregister_worker_plugin(name), RPC_S)
 
     def send(self, name: str, item: Item) -> Future[Outcome]:
         key = f"{self._name}-{name}"
@@ -110,7 +141,12 @@ class Dask(Elsewhere):
     def reach(self) -> None:
         if self._client.status != "running":
             return
-        running = self._client.run(_stop, self._name, on_error="ignore")
+        running: dict[str, list[str]] = {}
+        try:
+            running = _ask(lambda: self._client.run(_stop, self._name, on_error="ignore"), TOLD_S)
+        except futures.TimeoutError:
+            self._stuck = True
+            logger.warning("not all Dask workers have answered that they stop; what they run is left to them")
         # What waits for a worker would wait on. What has just ended may be on its way.
         time.sleep(ON_THE_WAY_S)
         self.take_back(but={name for names in running.values() for name in names})
@@ -129,8 +165,25 @@ class Dask(Elsewhere):
             logger.warning("the Dask cluster has no workers; the run goes on when there are some")
 
     def clean_up(self) -> None:
-        if self._prepared and self._client.status == "running":
-            self._forget(self._name)
+        # A worker that is stuck would keep this waiting; the next run removes what is there.
+        if self._prepared and not self._stuck and self._client.status == "running":
+            try:
+                self._forget(self._name)
+            except Exception as exc:  # where a worker has not even taken it
+                logger.debug("the Dask workers can't be cleaned up: %s", describe(exc))
+
+
+def _ask(question: Callable[[], T], limit_s: float) -> T:
+    """What `question()` returns. Dask itself would wait forever for the answer of a worker that is stuck.
+
+    Raises: concurrent.futures.TimeoutError.
+    """
+    threads = DaemonExecutor(1)
+    try:
+        answer: Future[T] = threads.submit(question)
+        return answer.result(limit_s)
+    finally:
+        threads.shutdown()
 
 
 def check_offers(client: Client, wanted: dict[str, Any]) -> None:
@@ -160,6 +213,8 @@ def _workers(client: Client) -> dict[str, Any]:
 
 
 def _cant_load(exc: Exception) -> BadArgument:
+    if isinstance(exc, BadArgument):
+        return exc
     return BadArgument(
         f"a Dask worker can't load the adapters ({describe(exc, 500)}): "
         "install there what they need, the same agentix-runner too"
@@ -179,19 +234,28 @@ def _look_around(dask_scheduler: Any) -> tuple[list[str], int]:
 class Rollouts(WorkerPlugin):
     """What one worker has of a run: the workplace, and an ear for tasks that are taken back.
 
-    `counts`: whether tries are counted here, since Dask would try more often than is wanted.
+    `parcels` hold the same: the first that can be loaded is used. `counts`: whether tries are counted here, since Dask
+    would try more often than is wanted.
     """
 
-    def __init__(self, parcel: bytes, run_id: str, name: str, *, counts: bool) -> None:
+    def __init__(self, parcels: Sequence[bytes], run_id: str, name: str, *, counts: bool) -> None:
         self.name = name
         self.counts = counts
-        self._parcel = parcel
+        self._parcels = parcels
         self._run_id = run_id
         self._version = (__version__, sys.version_info[:2])
         self.place: Workplace | None = None
+        self.error: Exception | None = None
         self.leaving = False
 
     def setup(self, worker: Worker) -> None:
+        try:
+            self.place = self._open()
+        except Exception as exc:
+            self.error = exc
+            raise
+
+    def _open(self) -> Workplace:
         here = (__version__, sys.version_info[:2])
         if self._version != here:
             raise BadArgument(
@@ -199,7 +263,11 @@ class Rollouts(WorkerPlugin):
                     here[0], *here[1], self._version[0], *self._version[1]
                 )
             )
-        self.place = Workplace(self._parcel, self._run_id)
+        *others, last = self._parcels
+        for parcel in others:
+            with contextlib.suppress(ModuleNotFoundError):
+                return Workplace(parcel, self._run_id)
+        return Workplace(last, self._run_id)
 
     def teardown(self, worker: Worker) -> None:
         self.leaving = True
@@ -213,7 +281,10 @@ class Rollouts(WorkerPlugin):
 
 
 def run_on_worker(run: str, name: str, instance: bytes, instance_id: str, attempt: int) -> Outcome:
-    """Run one rollout on this worker. Raises: Reschedule, where the worker leaves before the rollout has ended."""
+    """Run one rollout on this worker.
+
+    Raises: Reschedule, where the worker leaves before the rollout has ended; BadAdapter, where it can run none.
+    """
     worker = get_worker()
     plugin, place = _of_run(worker, run)
     tries = _count(worker, run, name) if plugin.counts else 1
@@ -240,6 +311,8 @@ def _of_run(worker: Worker, run: str) -> tuple[Rollouts, Workplace]:
         plugin = worker.plugins.get(run)
         if isinstance(plugin, Rollouts) and plugin.place is not None:
             return plugin, plugin.place
+        if isinstance(plugin, Rollouts) and plugin.error is not None:
+            raise BadAdapter(str(_cant_load(plugin.error)))
         if time.monotonic() > until:
             raise RuntimeError("this worker did not get what the rollouts share: see its log")
         time.sleep(0.05)

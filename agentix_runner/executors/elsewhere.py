@@ -14,7 +14,7 @@ from concurrent.futures import BrokenExecutor, Executor, Future
 from typing import TYPE_CHECKING
 
 from ..deadline import STOP_TEARDOWN_S
-from ..errors import WorkerDied, describe
+from ..errors import BadAdapter, WorkerDied, describe
 from ..outcome import fail
 from ..records import Rollout
 from ..rollout import Item, Spec
@@ -151,8 +151,7 @@ class Elsewhere:
 
     def _take(self, item: Item, promise: Future[Rollout], future: Future[Outcome]) -> None:
         if future.cancelled():
-            if not self.run.stopping.is_set():
-                self.run.stop(self.dropped())
+            self._stop_run(self.dropped())
             item.done()
             promise.cancel()
             return
@@ -162,7 +161,10 @@ class Elsewhere:
             self._unpack(item, outcome)
         except BaseException as exc:
             rollout = item.new_rollout(self.spec.model)
-            fail(rollout, "session", self.explain(exc))
+            if isinstance(exc, BadAdapter):
+                # A worker that can run none of them would fail them all, faster than others run them.
+                self._stop_run(str(exc))
+            fail(rollout, "session", self.run.stopped() if isinstance(exc, BadAdapter) else self.explain(exc))
             exc.__traceback__ = None  # Dask keeps the error for as long as the future lives, which its frames hold
         item.done()
         if not rollout.ran:
@@ -171,6 +173,11 @@ class Elsewhere:
             else:
                 fail(rollout, "session", WorkerDied("the worker process ended before the rollout did"))
         promise.set_result(rollout)
+
+    def _stop_run(self, reason: str) -> None:
+        if not self.run.stopping.is_set():
+            logger.error("the run is stopped: %s", reason)
+            self.run.stop(reason)
 
     def _unpack(self, item: Item, outcome: Outcome) -> None:
         log_again(outcome.lines)
