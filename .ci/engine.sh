@@ -7,7 +7,9 @@
 # For root on Debian, with or without systemd. Listens on DOCKER_HOST where the caller exports one (unix:// only), else
 # on the usual socket. AGENTIX_ENGINE_DATA is its data root (default /var/lib/agentix-engine), AGENTIX_ENGINE_RUN holds
 # its pid file and log (default /run/agentix-engine). A second engine beside a first one, to stop and start in a test,
-# needs all three of its own, and AGENTIX_ENGINE_UNSHARE=1: a network namespace of its own, or the two fight for docker0.
+# needs all three of its own. Two in one network namespace would fight for docker0, and one would lose it: where there
+# is another engine, or a bridge that is not this one's, this one gets a namespace of its own, without a way out.
+# AGENTIX_ENGINE_UNSHARE=1 asks for that in any case; 0 says that a bridge that is there is nobody's any more.
 set -euo pipefail
 
 DATA=${AGENTIX_ENGINE_DATA:-/var/lib/agentix-engine}
@@ -38,9 +40,43 @@ sys.exit(connection.getresponse().status != 200)
 PY
 }
 
+listens() {
+    timeout 10 python3 - "${HOST#unix://}" <<'PY' >/dev/null 2>&1
+import socket, sys
+probe = socket.socket(socket.AF_UNIX)
+probe.settimeout(5)
+try:
+    probe.connect(sys.argv[1])
+except (FileNotFoundError, ConnectionRefusedError):
+    sys.exit(1)
+PY
+}
+
 alive() {
     # A pid file may outlive its machine: the number alone says nothing.
     [ -s "$PIDFILE" ] && [ "$(cat "/proc/$(cat "$PIDFILE")/comm" 2>/dev/null)" = dockerd ]
+}
+
+other_engine() {
+    # The number of a dockerd in this network namespace that is not this script's.
+    local folder pid own
+    own=$(cat "$PIDFILE" 2>/dev/null || true)
+    for folder in /proc/[0-9]*; do
+        pid=${folder#/proc/}
+        if [ "$pid" != "$own" ] && [ "$(cat "$folder/comm" 2>/dev/null)" = dockerd ] &&
+            [ "$(readlink "$folder/ns/net")" = "$(readlink /proc/self/ns/net)" ]; then
+            echo "$pid"
+            return
+        fi
+    done
+}
+
+apart() {
+    # Whether this one needs a network namespace of its own.
+    [ "${AGENTIX_ENGINE_UNSHARE:-}" != 1 ] || return 0
+    [ -z "$(other_engine)" ] || return 0
+    [ "${AGENTIX_ENGINE_UNSHARE:-}" != 0 ] || return 1
+    [ -e /sys/class/net/docker0 ] && [ ! -e "$DATA/network/files/local-kv.db" ]
 }
 
 install_missing() {
@@ -83,13 +119,18 @@ start() {
     case $HOST in unix://*) ;; *) fail "no engine answers at DOCKER_HOST=$HOST, and only a unix:// one can be started here" ;; esac
     install_missing
     if ! alive; then
+        # It would have its socket taken away.
+        ! listens || fail "somebody listens at $HOST who does not answer: see what it is, or end it"
         rm -f "$PIDFILE"
         mkdir -p "$DATA" "$(dirname "${HOST#unix://}")"
         say "starting dockerd on $HOST, data in $DATA"
         # Its own session and no descriptor of ours (9 is the lock), or the caller's pipe would stay open.
-        local apart=()
-        [ "${AGENTIX_ENGINE_UNSHARE:-}" != 1 ] || apart=(unshare --net)
-        setsid "${apart[@]}" dockerd --host "$HOST" --data-root "$DATA" --exec-root "$RUN/exec" --pidfile "$PIDFILE" \
+        local prefix=()
+        if apart; then
+            say "in a network namespace of its own"
+            prefix=(unshare --net)
+        fi
+        setsid "${prefix[@]}" dockerd --host "$HOST" --data-root "$DATA" --exec-root "$RUN/exec" --pidfile "$PIDFILE" \
             </dev/null >"$LOG" 2>&1 9>&- &
     fi
     local started=$SECONDS
