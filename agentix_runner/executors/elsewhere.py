@@ -108,8 +108,9 @@ class Elsewhere:
         return trip.promise
 
     def stop(self) -> None:
-        self._reaching = threading.Thread(target=self._reach, name="agentix-stop", daemon=True)
-        self._reaching.start()
+        reaching = threading.Thread(target=self._reach, name="agentix-stop", daemon=True)
+        reaching.start()
+        self._reaching = reaching  # only now: close() may be on its way in another thread, and joins what is there
 
     def _reach(self) -> None:
         try:

@@ -68,8 +68,9 @@ class Events:
             # The limit was for the answer to begin; there may be nothing to tell for hours.
             self._stream._response.raw._fp.fp.raw._sock.settimeout(None)
         self._alive = True
-        self._thread = threading.Thread(target=self._listen, args=(self._stream,), name="agentix-events", daemon=True)
-        self._thread.start()
+        thread = threading.Thread(target=self._listen, args=(self._stream,), name="agentix-events", daemon=True)
+        thread.start()
+        self._thread = thread
 
     def close(self) -> None:
         """Hang up, and wait for the thread."""
