@@ -21,7 +21,9 @@ from agentix_runner.errors import BadArgument, SandboxDied
 from agentix_runner.providers.docker import DockerProvider
 from agentix_runner.providers.local import LocalProvider
 from agentix_runner.remote.client import RemoteSandbox
+from agentix_runner.remote.tunnel import inlet as inlet_module
 from agentix_runner.remote.tunnel import tunnel as tunnel_module
+from agentix_runner.remote.tunnel.inlet import Inlet, Inlets
 from agentix_runner.remote.tunnel.usage import Usage
 
 from .conftest import eventually
@@ -556,6 +558,29 @@ def open_sockets() -> int:
         except OSError:
             continue
     return count
+
+
+def test_a_tunnel_closes_while_a_client_comes(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A connection that is accepted just then, its thread not begun, is hung up on; closing does not raise."""
+    held, begin = threading.Event(), threading.Thread.start
+
+    def slow(thread: threading.Thread) -> None:
+        if thread.name == "agentix-inlet" and threading.current_thread().name == "agentix-inlet":
+            held.set()
+            assert closed.wait(30)
+        begin(thread)
+
+    closed = threading.Event()
+    monkeypatch.setattr(threading.Thread, "start", slow)
+    inlet = Inlet(Inlets(lambda frame: None), 1, 4)
+    monkeypatch.setattr(inlet_module, "_LINGER_S", 0.1)
+    with socket.create_connection(("127.0.0.1", inlet.port)) as client:
+        assert held.wait(30)
+        inlet.close()
+        closed.set()
+        client.settimeout(30)
+        assert client.recv(1) == b""
+    eventually(lambda: not inlet._thread.is_alive() and not inlet._connections)
 
 
 def test_a_tunnel_opens_once(local: RemoteSandbox, api: Api) -> None:

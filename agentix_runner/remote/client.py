@@ -151,7 +151,7 @@ class RemoteSandbox:
             creditor = self._creditor
             self._due.notify_all()
         for thread in (self._reader, creditor):
-            if thread is not None and thread.ident is not None and thread is not threading.current_thread():
+            if thread is not None and thread.is_alive() and thread is not threading.current_thread():
                 thread.join(_PATIENCE)
                 if thread.is_alive():
                     _log.error("a thread of a sandbox does not end; does on_log return?")

@@ -134,7 +134,9 @@ class Inlet:
         self._wake()
         end = time.monotonic() + _LINGER_S
         for thread in threads:
-            thread.join(max(0.0, end - time.monotonic()))
+            # One that is just about to start can't be joined; it finds its connection hung up.
+            if thread.is_alive():
+                thread.join(max(0.0, end - time.monotonic()))
 
     def forked(self) -> None:
         """In a fork of this process: hold nothing open. Other threads' locks may be held for ever."""
@@ -191,7 +193,7 @@ class Inlet:
             return
         thread = threading.Thread(target=self._serve, args=(connection,), name="agentix-inlet", daemon=True)
         with self._lock:
-            full = len(self._connections) >= self._max_concurrent + _SPARE
+            full = self._closed or len(self._connections) >= self._max_concurrent + _SPARE
             if not full:
                 self._connections[connection] = thread
         try:
