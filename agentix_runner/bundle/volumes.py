@@ -18,7 +18,7 @@ import time
 from typing import TYPE_CHECKING, Any
 
 from ..errors import BundleError
-from . import BUNDLE_LABEL, DIGEST_LABEL, PYTHON, ROOT
+from . import BUNDLE_LABEL, DIGEST_LABEL, PYTHON, ROOT, marks
 
 if TYPE_CHECKING:
     import docker
@@ -77,7 +77,8 @@ def bundle_image(client: docker.DockerClient, image: str) -> Image:
 
 def unused_volumes(client: docker.DockerClient) -> list[str]:
     """The bundle volumes that no bundle image in the engine refers to any more, and those that were never filled to
-    their end, as far as no container uses them. Contents come before the pointer that names them."""
+    their end, as far as no container and no process of this user uses them. Contents come before the pointer that
+    names them."""
     volumes = client.api.volumes(filters={"label": BUNDLE_LABEL})["Volumes"] or []
     images = client.api.images(all=True, filters={"label": BUNDLE_LABEL})
     wanted = {(image.get("Labels") or {}).get(DIGEST_LABEL) for image in images}
@@ -88,10 +89,12 @@ def unused_volumes(client: docker.DockerClient) -> list[str]:
         if mount.get("Type") == "volume"
     }
     labels = {volume["Name"]: volume.get("Labels") or {} for volume in volumes}
-    named = {name: marks[_CONTENTS_LABEL] for name, marks in labels.items() if _CONTENTS_LABEL in marks}
+    named = {name: found[_CONTENTS_LABEL] for name, found in labels.items() if _CONTENTS_LABEL in found}
     contents = sorted(set(labels) - set(named))
-    kept = {to for name, to in named.items() if labels[name].get(DIGEST_LABEL) in wanted and to in labels}
-    gone = [name for name in contents if name not in kept and name not in used]
+    # An empty one that the engine made in the place of contents does not have their digest.
+    digests = {name: found.get(DIGEST_LABEL) for name, found in labels.items()}
+    kept = {to for name, to in named.items() if digests[name] in wanted and digests.get(to) == digests[name]}
+    gone = [name for name in contents if name not in kept and name not in used and not _is_marked(name)]
     # A pointer goes with its contents, and when somebody else has removed them.
     return gone + sorted(name for name, to in named.items() if to in gone or to not in labels)
 
@@ -109,7 +112,10 @@ def remove_unused_volumes(client: docker.DockerClient, dry_run: bool = False) ->
         try:
             if _is_pointer_to_living(client, name):
                 continue
-            client.api.remove_volume(name)
+            with marks.unmarked(name) as free:
+                if not free:
+                    continue
+                client.api.remove_volume(name)
             removed.append(name)
         except NotFound:
             removed.append(name)
@@ -177,9 +183,8 @@ def _fill(client: docker.DockerClient, image: Image, title: str, volume: str) ->
     from ..providers.owners import owner
 
     name = f"{volume}-fill"
-    config = client.api.create_host_config(
-        mounts=[Mount(ROOT, volume, type="volume")], network_mode="none", read_only=True, cap_drop=["ALL"]
-    )
+    mount = Mount(ROOT, volume, type="volume", labels={BUNDLE_LABEL: "1"})
+    config = client.api.create_host_config(mounts=[mount], network_mode="none", read_only=True, cap_drop=["ALL"])
     labels = {FILL_LABEL: volume, **owner()}
     try:
         try:
@@ -264,6 +269,11 @@ def _volume(client: docker.DockerClient, name: str) -> dict[str, Any] | None:
 
 def _labels(volume: dict[str, Any] | None) -> dict[str, str]:
     return (volume or {}).get("Labels") or {}
+
+
+def _is_marked(name: str) -> bool:
+    with marks.unmarked(name) as free:
+        return not free
 
 
 def _is_pointer_to_living(client: docker.DockerClient, name: str) -> bool:

@@ -9,7 +9,7 @@ import secrets
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
-from ..bundle import PYTHON, ROOT, SITE
+from ..bundle import BUNDLE_LABEL, PYTHON, ROOT, SITE
 from ..errors import SandboxError, SandboxStartError
 from ..records import SandboxConfig
 from ..remote import guard
@@ -149,7 +149,9 @@ class Container:
         memory = (resource.memory if resource else None) or provider.memory
         cpus = (resource.cpu if resource else None) or provider.cpus
         gpu = resource.gpu if resource else None
-        mounts = [Mount(ROOT, volume, type="volume", read_only=True, no_copy=True)]
+        # The engine makes an empty one where it is gone: with the label `agentix clean` knows it.
+        labels = {BUNDLE_LABEL: "1"}
+        mounts = [Mount(ROOT, volume, type="volume", read_only=True, no_copy=True, labels=labels)]
         settings: dict[str, Any] = {
             "auto_remove": True,
             "network_mode": config.network or provider.network,

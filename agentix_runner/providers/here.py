@@ -6,12 +6,15 @@ import logging
 import secrets
 import threading
 from collections.abc import Callable
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from . import sweep
 from .engine import Engine
 from .images import Images
 from .once import Once
+
+if TYPE_CHECKING:
+    from ..bundle.marks import Mark
 
 _log = logging.getLogger("agentix_runner.providers.docker")
 
@@ -28,6 +31,7 @@ class Here:
         # Guards what follows. Never held while the engine is asked.
         self._lock = threading.Lock()
         self._owed: set[str] = set()
+        self._marks: dict[str | None, Mark] = {}
 
     def sweep(self) -> None:
         """Remove what dead owners have left."""
@@ -60,12 +64,23 @@ class Here:
     def forget_bundle(self, name: str | None) -> None:
         """What is known of a bundle is not true any more."""
         self._bundles.forget(name)
+        with self._lock:
+            self._marks.pop(name, None)
 
     def _look_for(self, name: str | None) -> tuple[str, str]:
         from ..bundle.default import default_bundle
+        from ..bundle.marks import mark
         from ..bundle.volumes import bundle_image, bundle_volume
 
         client = self.engine.client
         tag = name or default_bundle(client)
         architecture = bundle_image(client, tag).attrs.get("Architecture", "")
-        return bundle_volume(client, tag), architecture
+        volume = ""
+        # Looked for again once it is marked: `agentix clean` may have been faster.
+        while (found := bundle_volume(client, tag)) != volume:
+            volume, marked = found, mark(found)
+            if marked is None:
+                break
+            with self._lock:
+                self._marks[name] = marked
+        return volume, architecture
