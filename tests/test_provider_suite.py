@@ -422,6 +422,21 @@ def test_the_last_words_of_a_crash_are_not_lost(fresh: RemoteSandbox, printed: b
     assert b"about to crash" in printed
 
 
+@pytest.mark.skipif(sys.platform != "linux", reason="only Linux moves it in one step")
+def test_what_was_not_sent_when_the_worker_died_is_not_lost(fresh: RemoteSandbox, printed: bytearray) -> None:
+    """Whatever the moment of the end: also what the worker had taken to send is in the log."""
+    with pytest.raises(SandboxDied):
+        fresh.remote(remote.die_while_sending)
+    assert printed.count(b"about to crash\n") == 1
+
+
+def test_a_limit_on_files_does_not_stop_the_log(fresh: RemoteSandbox, printed: bytearray) -> None:
+    """Code that forbids itself to write files can still print."""
+    assert fresh.remote(remote.limit_files) == "done"
+    assert still_works(fresh)
+    assert printed == b"not in a file\n"
+
+
 def test_a_killed_guard_ends_the_sandbox(fresh: RemoteSandbox, provider: SandboxProvider) -> None:
     """Without its guard a sandbox is at its end, and whoever waits is told. In a container nobody can kill it so."""
     if isinstance(provider, DockerProvider):

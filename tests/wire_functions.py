@@ -201,6 +201,25 @@ def print_and_die() -> None:
     time.sleep(60)
 
 
+def die_while_sending() -> None:
+    """What is printed has left the pipe, and is not sent."""
+    from agentix_runner.remote import worker
+
+    assert worker.current is not None
+    worker.current.outbox._write = lambda data: os.kill(os.getpid(), signal.SIGKILL)
+    os.write(2, b"about to crash\n")
+    time.sleep(60)
+
+
+def limit_files() -> str:
+    """No file may have any size from now on."""
+    import resource
+
+    resource.setrlimit(resource.RLIMIT_FSIZE, (0, resource.getrlimit(resource.RLIMIT_FSIZE)[1]))
+    print("not in a file")
+    return "done"
+
+
 def kill_me(number: int) -> None:
     os.kill(os.getpid(), number)
     time.sleep(60)

@@ -58,9 +58,10 @@ def main(directory: str | None = None) -> None:
     ooms = _oom_kills()
     me = os.getpid()
     log_reader, log_writer = os.pipe()
+    transit = _transit()
     worker = os.fork()
     if worker == 0:
-        _become_worker(me, prctl, waker, lambda: serve(log_reader, log_writer))
+        _become_worker(me, prctl, waker, lambda: serve(log_reader, log_writer, transit))
     os.close(log_writer)
     words = os.dup(2)
     null = os.open(os.devnull, os.O_RDWR)
@@ -70,7 +71,7 @@ def main(directory: str | None = None) -> None:
     status = _watch(worker, waker)
     if status is not None:
         code = os.waitstatus_to_exitcode(status)
-        _say(words, log_reader, code, code == -signal.SIGKILL and _oom_kills() > ooms)
+        _say(words, log_reader, transit, code, code == -signal.SIGKILL and _oom_kills() > ooms)
         _hang_up()
     gone = _kill_all(worker, status is None)
     if directory:
@@ -170,12 +171,26 @@ def _watch(worker: int, waker: _Waker) -> int | None:
     return None
 
 
-def _say(words: int, log_reader: int, code: int, oom: bool) -> None:
-    """Tell how the worker ended, after what was printed and the worker did not live to send."""
+def _transit() -> int | None:
+    """Where the worker keeps what it has read of the log and not sent yet. See `remote.printed`."""
+    if sys.platform != "linux" or not hasattr(os, "splice"):
+        return None
+    try:
+        return os.memfd_create("agentix-log")
+    except (OSError, AttributeError):
+        return None
+
+
+def _say(words: int, log_reader: int, transit: int | None, code: int, oom: bool) -> None:
+    """Tell how the worker ended, after what was printed and the worker did not live to send. (What it had sent just
+    before may be told twice.)"""
     printed = b""
     with contextlib.suppress(OSError):
+        if transit is not None:
+            printed = os.pread(transit, _PIPE, 0)
         os.set_blocking(log_reader, False)
-        printed = os.read(log_reader, _PIPE)[-_LAST_PRINTED:]
+        printed += os.read(log_reader, _PIPE)
+    printed = printed[-_LAST_PRINTED:]
     with contextlib.suppress(OSError):
         os.set_blocking(words, False)
         os.write(words, printed + f"\n{LAST_WORDS} exit={code} oom={int(oom)}\n".encode())

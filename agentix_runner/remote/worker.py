@@ -37,15 +37,19 @@ current: Worker | None = None
 """This process' worker, for what the host calls in it."""
 
 
-def serve(log_reader: int, log_writer: int) -> int:
-    """Work until the host hangs up. The frames are stdin and stdout; the log is a pipe. Returns the exit code."""
+def serve(log_reader: int, log_writer: int, transit: int | None = None) -> int:
+    """Work until the host hangs up. The frames are stdin and stdout; the log is a pipe, and `transit` what keeps what
+    was read from it until it is sent. Returns the exit code."""
     inlet, outlet, log = _away(0), _away(1), _away(log_reader)
     os.close(log_reader)
+    if transit is not None:
+        low, transit = transit, _away(transit)
+        os.close(low)
     null = os.open(os.devnull, os.O_RDONLY)
     os.dup2(null, 0)
     os.close(null)
     global current
-    worker = current = Worker(inlet, outlet, log)
+    worker = current = Worker(inlet, outlet, log, transit)
     greeting = worker.greet()
     os.dup2(log_writer, 1)
     os.dup2(log_writer, 2)
@@ -72,12 +76,12 @@ def _away(number: int) -> int:
 class Worker:
     """One end of the connection, and the calls that run."""
 
-    def __init__(self, inlet: int, outlet: int, log: int) -> None:
+    def __init__(self, inlet: int, outlet: int, log: int, transit: int | None) -> None:
         self.inlet = inlet
         self.outlet = outlet
         self.reader = FrameReader(lambda size: os.read(inlet, size))
         self.outbox = Outbox(self._write)
-        self.printed = Printed(log, self.outbox)
+        self.printed = Printed(log, self.outbox, transit)
         self.max_result = 1 << 62
         self.is_fork = False
         self.inlets: Inlets | None = None
