@@ -201,6 +201,7 @@ def test_workers_end_where_dask_does_not_end_them(monkeypatch: pytest.MonkeyPatc
     monkeypatch.setattr(cluster, "CLOSE_S", 0.2)
     hangs, leave = threading.Event(), threading.Event()
     with new_cluster(2) as client:
+        eventually(lambda: len(client.cluster.workers) == 2)  # started, in the eyes of Dask too
         workers = [psutil.Process(pid) for pid in client.run(os.getpid).values()]
         client.loop.add_callback(lambda: (hangs.set(), leave.wait(60)))
         assert hangs.wait(30)

@@ -119,12 +119,11 @@ def _leave(client: Any) -> None:
 def _end(cluster: Any) -> None:
     """Close it, and kill the workers that did not end by then. (Dask may wait forever for one that it has just been
     starting again, and a worker may be stopped, or in code that never returns.)"""
-    nannies = list(cluster.workers.values())
     try:
         bounded("closing the Dask workers", cluster.close, CLOSE_S)
     finally:
         cluster.shutdown_on_close = False  # Dask would try once more when this process exits
-        for nanny in nannies:
+        for nanny in list(cluster._created):  # `workers` lacks those that are just starting
             process = nanny.process
             pid = None if process is None else process.pid
             if pid is not None:
