@@ -7,9 +7,8 @@
 # For root on Debian, with or without systemd. Listens on DOCKER_HOST where the caller exports one (unix:// only), else
 # on the usual socket. AGENTIX_ENGINE_DATA is its data root (default /var/lib/agentix-engine), AGENTIX_ENGINE_RUN holds
 # its pid file and log (default /run/agentix-engine). A second engine beside a first one, to stop and start in a test,
-# needs all three of its own. Two in one network namespace would fight for docker0, and one would lose it: where there
-# is another engine, or a bridge that is not this one's, this one gets a namespace of its own, without a way out.
-# AGENTIX_ENGINE_UNSHARE=1 asks for that in any case; 0 says that a bridge that is there is nobody's any more.
+# needs all three of its own. Two in one network namespace would fight for docker0, and one would lose it: where another
+# engine runs, this one gets a namespace of its own, without a way out. AGENTIX_ENGINE_UNSHARE=1 asks for that in any case.
 set -euo pipefail
 
 DATA=${AGENTIX_ENGINE_DATA:-/var/lib/agentix-engine}
@@ -58,25 +57,17 @@ alive() {
 }
 
 other_engine() {
-    # The number of a dockerd in this network namespace that is not this script's.
+    # Whether a dockerd runs in this network namespace that is not this script's.
     local folder pid own
     own=$(cat "$PIDFILE" 2>/dev/null || true)
     for folder in /proc/[0-9]*; do
         pid=${folder#/proc/}
         if [ "$pid" != "$own" ] && [ "$(cat "$folder/comm" 2>/dev/null)" = dockerd ] &&
             [ "$(readlink "$folder/ns/net")" = "$(readlink /proc/self/ns/net)" ]; then
-            echo "$pid"
-            return
+            return 0
         fi
     done
-}
-
-apart() {
-    # Whether this one needs a network namespace of its own.
-    [ "${AGENTIX_ENGINE_UNSHARE:-}" != 1 ] || return 0
-    [ -z "$(other_engine)" ] || return 0
-    [ "${AGENTIX_ENGINE_UNSHARE:-}" != 0 ] || return 1
-    [ -e /sys/class/net/docker0 ] && [ ! -e "$DATA/network/files/local-kv.db" ]
+    return 1
 }
 
 install_missing() {
@@ -126,7 +117,7 @@ start() {
         say "starting dockerd on $HOST, data in $DATA"
         # Its own session and no descriptor of ours (9 is the lock), or the caller's pipe would stay open.
         local prefix=()
-        if apart; then
+        if [ "${AGENTIX_ENGINE_UNSHARE:-}" = 1 ] || other_engine; then
             say "in a network namespace of its own"
             prefix=(unshare --net)
         fi
