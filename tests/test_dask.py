@@ -21,6 +21,8 @@ import pytest
 from agentix_runner import AgentResult, LocalProvider, RetryPolicy, Rollout, run_rollouts
 from agentix_runner.cli.cluster import local_client
 from agentix_runner.errors import BadArgument
+from agentix_runner.executors import cluster as executor_cluster
+from agentix_runner.executors.cluster import Rollouts
 from agentix_runner.providers.docker import DockerProvider
 from agentix_runner.remote.tools import bash
 from tests.conftest import eventually
@@ -363,6 +365,44 @@ def test_what_workers_lack_is_told_before_anything_runs(client: Any) -> None:
         "install there what they need, the same agentix-runner too"
     )
     assert left_there(client) == []
+
+
+def test_a_worker_that_comes_later_and_lacks_something_ends_the_run(caplog: pytest.LogCaptureFixture) -> None:
+    """It would fail every rollout, faster than others run them. None has run; the reason is told."""
+    with new_cluster(0, 1) as client:
+        timer = threading.Timer(0.5, client.cluster.scale, [1])
+        timer.start()
+        rollouts = run(client, 20, agent=Elsewhere())
+        timer.join()
+    reason = (
+        "a Dask worker can't load the adapters (ModuleNotFoundError: No module named 'no_such_module'): install there"
+    )
+    assert {r.ran for r in rollouts} == {False}
+    assert str(rollouts[0].error).startswith(f"not run: {reason}")
+    assert f"the run is stopped: {reason}" in caplog.text
+
+
+def test_a_worker_of_another_version_is_named() -> None:
+    """Before anything of the user's is loaded there: between minor versions that can end the interpreter."""
+    plugin = Rollouts([b"no pickle"], "run", "name", counts=False)
+    plugin._version = ("0.0.1", (3, 9))
+    with pytest.raises(
+        BadArgument, match=r"^a Dask worker has .* on Python 3\.\d+, and this process 0\.0\.1 on Python 3\.9"
+    ):
+        plugin.setup(None)  # type: ignore[arg-type]
+
+
+def test_a_worker_that_does_not_answer_is_told(client: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Dask would wait for it forever."""
+    monkeypatch.setattr(executor_cluster, "INSTALL_S", 1.0)
+    stuck = psutil.Process(next(iter(client.run(os.getpid).values())))
+    stuck.suspend()
+    try:
+        with pytest.raises(BadArgument, match=r"^a Dask worker does not answer: see the workers' logs"):
+            run(client)
+    finally:
+        stuck.resume()
+    assert [r.status for r in run(client)] == ["resolved"] * 4
 
 
 def test_what_cant_be_pickled_is_told_before_anything_runs(client: Any) -> None:
