@@ -21,8 +21,6 @@ import pytest
 from agentix_runner import AgentResult, LocalProvider, RetryPolicy, Rollout, run_rollouts
 from agentix_runner.cli.cluster import local_client
 from agentix_runner.errors import BadArgument
-from agentix_runner.executors import cluster as executor_cluster
-from agentix_runner.executors.cluster import Rollouts
 from agentix_runner.providers.docker import DockerProvider
 from agentix_runner.remote.tools import bash
 from tests.conftest import eventually
@@ -30,6 +28,7 @@ from tests.fakes import PlainDataset
 from tests.test_executors import Boxes, Locked, Plain, Scripted, instances
 
 distributed = pytest.importorskip("distributed")
+executor_cluster: Any = pytest.importorskip("agentix_runner.executors.cluster")
 
 ROOT = Path(__file__).parents[1]
 
@@ -384,12 +383,10 @@ def test_a_worker_that_comes_later_and_lacks_something_ends_the_run(caplog: pyte
 
 def test_a_worker_of_another_version_is_named() -> None:
     """Before anything of the user's is loaded there: between minor versions that can end the interpreter."""
-    plugin = Rollouts([b"no pickle"], "run", "name", counts=False)
+    plugin = executor_cluster.Rollouts([b"no pickle"], "run", "name", counts=False)
     plugin._version = ("0.0.1", (3, 9))
-    with pytest.raises(
-        BadArgument, match=r"^a Dask worker has .* on Python 3\.\d+, and this process 0\.0\.1 on Python 3\.9"
-    ):
-        plugin.setup(None)  # type: ignore[arg-type]
+    with pytest.raises(BadArgument, match=r"^a Dask worker has .*, and this process 0\.0\.1 on Python 3\.9: make them"):
+        plugin.setup(None)
 
 
 def test_a_worker_that_does_not_answer_is_told(client: Any, monkeypatch: pytest.MonkeyPatch) -> None:
