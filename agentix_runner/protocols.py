@@ -77,6 +77,7 @@ class SandboxProvider(Protocol):
 
     Optional: `expect_image(image, platform) -> over` is told of each rollout to come, in order, so that images can be
     pulled ahead; `over()` is called, from any thread, when that rollout is over, and may not block.
+    `check_run(bundle=..., platform=...)` raises BadArgument, before anything is run, for what can't work.
     """
 
     def session(

@@ -178,6 +178,9 @@ def _prepare(
     )
     place = place_for(executor, spec, n_concurrent=n_concurrent, keeps=run_dir is not None, jobs=jobs)
     if place.is_here:
+        check = getattr(provider, "check_run", None)
+        if check is not None:
+            check(bundle=bundle, platform=platform)
         descriptors.make_room(
             n_loops=min(n_concurrent, len(jobs)) if spec.needs_loop else 0,
             n_sessions=min(n_concurrent, len(jobs)),

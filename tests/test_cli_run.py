@@ -5,6 +5,7 @@ from __future__ import annotations
 import inspect
 import json
 import logging
+import re
 import subprocess
 import sys
 import textwrap
@@ -449,6 +450,19 @@ class TestHelp:
         assert result.stdout.startswith("Usage: agentix [OPTIONS] COMMAND")
         result = CLI.invoke(agentix, ["nope"], prog_name="agentix")
         assert (result.exit_code, result.stderr) == (2, "Error: No such command 'nope'. (see agentix --help)\n")
+
+    @pytest.mark.parametrize("command", ["build", "clean", "report", "show"])
+    def test_groups(self, command: str) -> None:
+        """Of `agentix`'s commands too only options are listed, and -h comes last."""
+        result = CLI.invoke(agentix, [command, "--help"], prog_name="agentix")
+        listed = [line for line in result.stdout.partition("Examples:")[0].splitlines() if re.match("  [^ ]", line)]
+        options = [line.split()[0] for line in listed if line.startswith("  -")]
+        assert options[-1] == "-h,"
+        heads = [line for line in result.stdout.splitlines() if re.fullmatch("[A-Z][a-z]+:", line)]
+        assert heads == {"build": ["What:", "Python:", "Output:", "Other:"], "clean": ["What:", "Other:"]}.get(
+            command, ["Options:"]
+        )
+        assert not re.search(r"^  \[?[A-Z_]+\]?(\.\.\.)?$", result.stdout, re.MULTILINE)
 
     def test_light(self) -> None:
         """Importing the command loads neither docker nor an event loop."""

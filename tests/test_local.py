@@ -8,16 +8,18 @@ import sys
 import threading
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import Any
 
 import psutil
 import pytest
 
-from agentix_runner import LocalProvider, SandboxConfig
+from agentix_runner import LocalProvider, SandboxConfig, run_rollouts
 from agentix_runner.errors import BadArgument, SandboxStartError
 from agentix_runner.protocols import SandboxProvider
 from agentix_runner.providers import directories, known_providers, load_provider
 
 from . import wire_functions as remote
+from .fakes import PlainAgent, PlainDataset
 
 EMPTY = SandboxConfig(image="")
 ROOT = Path(__file__).parent.parent
@@ -218,6 +220,45 @@ def test_an_interpreter_that_isnt_there_is_a_start_error(tmp_path: Path, nothing
     with pytest.raises(SandboxStartError, match="/no/such/python could not be started") as caught:
         provider.session(EMPTY).__enter__()
     assert caught.value.transient is False
+
+
+@pytest.mark.parametrize(
+    ("settings", "text"),
+    [
+        ({"start_timeout": 0}, r"LocalProvider\.start_timeout is 0: give a number above 0"),
+        ({"start_timeout": float("nan")}, r"LocalProvider\.start_timeout is nan: give a number above 0"),
+        ({"max_log": -1}, r"LocalProvider\.max_log is -1: give a whole number, 0 or more"),
+        ({"max_result": "1g"}, r"LocalProvider\.max_result is '1g': give a whole number"),
+    ],
+)
+def test_a_wrong_argument_is_found_at_once(settings: dict[str, Any], text: str) -> None:
+    """No provider is made with it, and no rollout has to fail for it."""
+    with pytest.raises(BadArgument, match=text):
+        LocalProvider(**settings)
+
+
+@pytest.mark.parametrize(
+    ("settings", "run", "text"),
+    [
+        ({"python": "/bin/false"}, {}, r"LocalProvider\.python is '/bin/false': give a Python 3\.\d+, as this one is"),
+        ({"python": "/no/such"}, {}, r"LocalProvider\.python is '/no/such', which does not run: .*No such file"),
+        ({"root": "/no/such"}, {}, r"LocalProvider\.root is '/no/such': there is no directory to make it in"),
+        ({}, {"bundle": "eval:1"}, "the local provider runs this machine's Python: leave the bundle 'eval:1' out"),
+        ({}, {"platform": "linux/arm64"}, "runs on this machine only: leave the platform 'linux/arm64' out"),
+    ],
+)
+def test_what_can_not_work_is_told_before_the_first_rollout(
+    settings: dict[str, Any], run: dict[str, Any], text: str
+) -> None:
+    """A run with it is refused as a whole."""
+    with pytest.raises(BadArgument, match=text):
+        run_rollouts(dataset=PlainDataset(), agent=PlainAgent(), provider=LocalProvider(**settings), **run)
+
+
+def test_what_works_is_not_refused(tmp_path: Path) -> None:
+    """Another interpreter of this version, and a root that is to be made, are fine."""
+    provider = LocalProvider(root=tmp_path / "root", python=sys.executable)
+    assert provider.check_run(bundle=None, platform=None) is None
 
 
 def test_too_few_descriptors_are_a_start_error(tmp_path: Path, nothing_left: None) -> None:

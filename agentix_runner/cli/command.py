@@ -42,14 +42,19 @@ def show(exc: click.ClickException) -> int:
 
 
 class Command(OneLine, click.Command):
-    """A command whose options are shown in the groups that they name, in the order of their first option."""
+    """A command whose options are shown in the groups that they name, in the order of their first option; those without
+    one come last."""
 
     def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         groups: dict[str, list[tuple[str, str]]] = {}
+        rest: list[tuple[str, str]] = []
         for parameter in self.get_params(ctx):
             record = parameter.get_help_record(ctx)
-            if record is not None:
-                groups.setdefault(getattr(parameter, "group", "Other"), []).append(record)
+            # Arguments are in the usage line, and the text above says what they are.
+            if record is not None and not isinstance(parameter, click.Argument):
+                group = getattr(parameter, "group", None)
+                (rest if group is None else groups.setdefault(group, [])).append(record)
+        groups.setdefault("Options" if "Options" in groups else "Other", []).extend(rest)
         for name, records in groups.items():
             with formatter.section(name):
                 formatter.write_dl(records, col_max=34)

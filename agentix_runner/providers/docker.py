@@ -19,6 +19,7 @@ from attrs import field, frozen
 from ..errors import BadArgument
 from ..records import SandboxConfig
 from ..remote.client import RemoteSandbox
+from . import settings
 from .container import Container
 from .engine import connect
 from .here import Here
@@ -66,21 +67,21 @@ class DockerProvider:
 
     client: Any = field(default=None, repr=False)
     network: str = "none"
-    memory: int | str | None = None
-    cpus: float | None = None
-    pids_limit: int | None = 4096
-    mounts: Sequence[Any] = field(default=(), converter=_mounts)
+    memory: int | str | None = field(default=None, validator=settings.memory)
+    cpus: float | None = field(default=None, validator=settings.above_zero_or_none)
+    pids_limit: int | None = field(default=4096, validator=settings.above_zero_or_none)
+    mounts: Sequence[Any] = field(default=(), converter=_mounts, validator=settings.mounts)
     pull: str = field(default="missing", repr=False)
     remove_images: bool = field(default=False, repr=False)
-    labels: Mapping[str, str] = field(factory=dict, repr=False)
+    labels: Mapping[str, str] = field(factory=dict, repr=False, validator=settings.texts)
     read_only: bool = False
     user: str | None = None
     workdir: str | None = None
     runtime: str | None = None
-    start_timeout: float = 60.0
-    engine_timeout: float = 60.0
-    max_result: int = 1 << 30
-    max_log: int = 64 << 20
+    start_timeout: float = field(default=60.0, validator=settings.above_zero)
+    engine_timeout: float = field(default=60.0, validator=settings.above_zero)
+    max_result: int = field(default=1 << 30, validator=settings.whole_number)
+    max_log: int = field(default=64 << 20, validator=settings.whole_number)
     options: Mapping[str, Any] = field(factory=dict)
     _state: _State = field(factory=lambda: _State(), init=False, repr=False, eq=False)
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 import errno
 import logging
 import os
+import subprocess
 import sys
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -18,12 +19,13 @@ from typing import ClassVar
 
 from attrs import field, frozen
 
-from ..errors import SandboxError, SandboxStartError
+from ..errors import BadArgument, SandboxError, SandboxStartError
 from ..records import SandboxConfig
 from ..remote import guard
 from ..remote.client import RemoteSandbox
 from ..remote.transport import ProcessTransport
 from . import directories as dirs
+from . import settings
 
 _log = logging.getLogger("agentix_runner.providers.local")
 
@@ -60,9 +62,30 @@ class LocalProvider:
     root: str | os.PathLike[str] | None = None
     env: Mapping[str, str] | None = None
     python: str | None = None
-    start_timeout: float = field(default=60.0)
-    max_result: int = 1 << 30
-    max_log: int = 64 << 20
+    start_timeout: float = field(default=60.0, validator=settings.above_zero)
+    max_result: int = field(default=1 << 30, validator=settings.whole_number)
+    max_log: int = field(default=64 << 20, validator=settings.whole_number)
+
+    def check_run(self, *, bundle: str | None, platform: str | None) -> None:
+        """Raises BadArgument for what no sandbox of a run could be made with."""
+        if bundle is not None:
+            raise BadArgument(f"the local provider runs this machine's Python: leave the bundle {bundle!r} out")
+        if platform is not None:
+            raise BadArgument(f"the local provider runs on this machine only: leave the platform {platform!r} out")
+        if self.root is not None and not os.path.isdir(os.path.dirname(os.path.abspath(self.root))):
+            raise BadArgument(f"LocalProvider.root is {os.fspath(self.root)!r}: there is no directory to make it in")
+        if self.python is not None:
+            self._check_python(self.python)
+
+    def _check_python(self, python: str) -> None:
+        command = [python, "-I", "-S", "-c", "import sys; print('%d.%d' % sys.version_info[:2])"]
+        try:
+            done = subprocess.run(command, stdin=subprocess.DEVNULL, capture_output=True, timeout=self.start_timeout)
+        except (OSError, ValueError, subprocess.SubprocessError) as error:
+            raise BadArgument(f"LocalProvider.python is {python!r}, which does not run: {error}") from error
+        own = "{}.{}".format(*sys.version_info[:2])
+        if done.stdout.decode(errors="replace").strip() != own:
+            raise BadArgument(f"LocalProvider.python is {python!r}: give a Python {own}, as this one is")
 
     @contextmanager
     def session(self, config: SandboxConfig) -> Iterator[RemoteSandbox]:
