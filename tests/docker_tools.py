@@ -86,8 +86,12 @@ def sockets() -> int:
 
 
 @pytest.fixture
-def nothing_left(engine: docker.DockerClient) -> Iterator[None]:
-    """The test leaves no container, thread or socket behind."""
+def nothing_left(
+    engine: docker.DockerClient, tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch
+) -> Iterator[None]:
+    """The test leaves no container, thread, socket or temporary file behind."""
+    temporary = tmp_path_factory.mktemp("temporary")
+    monkeypatch.setattr(tempfile, "tempdir", str(temporary))
     # Its idle connections, that is: those of this client are not what is counted.
     engine.close()
     threads = set(threading.enumerate())
@@ -100,3 +104,4 @@ def nothing_left(engine: docker.DockerClient) -> Iterator[None]:
     engine.close()
     eventually(lambda: set(threading.enumerate()) <= threads)
     eventually(lambda: sockets() <= before)
+    assert os.listdir(temporary) == []

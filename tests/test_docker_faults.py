@@ -17,12 +17,13 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
+import attrs
 import docker
 import docker.errors
 import pytest
 
-from agentix_runner import DockerProvider, SandboxConfig, Timeouts, run_rollouts
-from agentix_runner.errors import SandboxDied
+from agentix_runner import AgentResult, DockerProvider, SandboxConfig, Timeouts, run_rollouts
+from agentix_runner.errors import SandboxDied, SandboxError
 from agentix_runner.remote.client import RemoteSandbox
 
 from . import docker_functions as there
@@ -208,6 +209,70 @@ def test_a_second_client_that_takes_stdin_and_leaves_ends_the_sandbox(
     other.shutdown(socket.SHUT_RDWR)
     other.close()
     assert isinstance(call.exception(GONE_S), SandboxDied)
+
+
+@pytest.mark.slow
+def test_output_that_nobody_here_reads_does_not_hold_up_the_end(
+    engine: docker.DockerClient, config: SandboxConfig
+) -> None:
+    """Where whoever takes the log hangs, the sandbox still ends, and its container is removed."""
+    taken, release = threading.Event(), threading.Event()
+
+    def on_log(data: bytes) -> None:
+        taken.set()
+        release.wait(60)
+
+    settings = attrs.evolve(config, on_log=on_log)
+    with DockerProvider().session(settings) as sandbox:
+        call = sandbox.submit(there.print_much, 1 << 28)
+        assert taken.wait(60)
+    assert containers_of(engine) == []
+    release.set()
+    assert isinstance(call.exception(GONE_S), SandboxDied)
+
+
+@pytest.mark.slow
+def test_a_second_client_that_reads_nothing_costs_its_sandbox_alone(
+    engine: docker.DockerClient, config: SandboxConfig
+) -> None:
+    """The engine waits for whoever has attached and does not read: the sandbox's end is in bounded time all the same,
+    the next one works, and the container goes when that client does."""
+    provider = DockerProvider()
+    with contextlib.suppress(SandboxError), provider.session(config) as sandbox:
+        other = attach(engine, {"stdout": 1, "stderr": 1, "stream": 1})
+        call = sandbox.submit(there.print_much, 1 << 26)
+        with pytest.raises(TimeoutError):
+            call.result(3)
+    assert isinstance(call.exception(GONE_S), SandboxDied)
+    with provider.session(config) as sandbox:
+        assert sandbox.remote(there.double, 21) == 42
+    other.close()
+    eventually(lambda: containers_of(engine) == [])
+
+
+def test_a_function_that_never_answers_costs_its_rollouts_limit(
+    engine: docker.DockerClient, busybox: str, suite_bundle: str
+) -> None:
+    """The phase's limit ends it, and the next rollout works."""
+
+    class Data(PlainDataset):
+        def image(self, instance: dict[str, Any]) -> str:
+            return busybox
+
+    def solve(sandbox: Any, instance: dict[str, Any]) -> AgentResult:
+        sandbox.remote(there.sleep, 300 if instance["instance_id"] == "i0" else 0)
+        return AgentResult(patch="patch")
+
+    first, second = run_rollouts(
+        dataset=Data(2),
+        agent=Solver(solve),  # type: ignore[arg-type]
+        provider=DockerProvider(),
+        bundle=suite_bundle,
+        timeouts=Timeouts(agent=2),
+    )
+    assert first.error == "PhaseTimeout: agent ran past its limit of 2 s"
+    assert (second.error, second.resolved) == (None, True)
+    assert containers_of(engine) == []
 
 
 # --- sessions that are cut short ---

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import importlib
 import logging
 import os
 import pickle
@@ -159,6 +160,23 @@ def test_modules_of_the_working_directory_go_by_name(tmp_path: Path) -> None:
         "    print(sandbox.remote(mine.here)[0])\n"
     )
     assert run(tmp_path, "main.py") == "mine\n"
+
+
+def test_modules_of_calls_that_overlap_are_loaded_one_after_the_other(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Two first calls at once don't import at once: modules that know each other would be seen half made."""
+    for name in ("one_slow_module", "another_slow_module"):
+        (tmp_path / f"{name}.py").write_text(
+            "import time\nbegan = time.monotonic()\ntime.sleep(0.2)\nended = time.monotonic()\n"
+            "def when(): return began, ended\n"
+        )
+    monkeypatch.syspath_prepend(str(tmp_path))
+    functions = [importlib.import_module(name).when for name in ("one_slow_module", "another_slow_module")]
+    with LocalProvider().session(EMPTY) as sandbox:
+        calls = [sandbox.submit(function) for function in functions]
+        first, second = sorted(call.result(60) for call in calls)
+    assert first[1] <= second[0]
 
 
 def test_functions_of_the_main_script_go_by_value(tmp_path: Path) -> None:

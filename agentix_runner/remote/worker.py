@@ -25,12 +25,14 @@ from .printed import Printed
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterator
     from typing import Any
 
     from .tunnel.inlet import Inlets
 
 _TEXT_LIMIT = 64 * 1024
+# Seconds that the modules of one call may keep those of the others waiting.
+_LOADING_S = 60.0
 
 
 current: Worker | None = None
@@ -86,6 +88,7 @@ class Worker:
         self.is_fork = False
         self.inlets: Inlets | None = None
         self._coming: dict[int, bytearray] = {}
+        self._loading = threading.Lock()
 
     def _write(self, data: bytes) -> None:
         view = memoryview(data)
@@ -182,13 +185,15 @@ class Worker:
 
     def _outcome(self, message: bytes | bytearray | memoryview) -> tuple[int, list[bytes | memoryview]]:
         try:
-            function, args, kwargs = load_call(message)
+            with self._alone():
+                function, args, kwargs = load_call(message)
         except BaseException as error:
             return frames.ERROR, _report("call", error)
         try:
             result = function(*args, **kwargs)
             if type(result) is _COROUTINE:
-                import asyncio
+                with self._alone():
+                    import asyncio
 
                 result = asyncio.run(result)
         except BaseException as error:
@@ -201,6 +206,17 @@ class Worker:
         except BaseException as error:
             return frames.ERROR, _report("result", error)
         return frames.RESULT, parts
+
+    @contextlib.contextmanager
+    def _alone(self) -> Iterator[None]:
+        """Inside, no other call imports anything, unless it takes very long. Modules that know each other can't be
+        imported by two threads at once: dataclasses, for one, looks into a typing that is only half there."""
+        acquired = self._loading.acquire(timeout=_LOADING_S)
+        try:
+            yield
+        finally:
+            if acquired:
+                self._loading.release()
 
     def _flush(self) -> None:
         for stream in (sys.stdout, sys.stderr):
