@@ -38,7 +38,7 @@ def main() -> int:
     unknown = set(args.names) - set(there)
     if unknown:
         parser.error(f"there is no benchmark {unknown.pop()!r}: there are {', '.join(there)}")
-    show.machine("distributed", "docker")
+    show.machine("distributed", "docker", "swebench")
     failed = False
     for name in args.names or there:
         began = time.monotonic()

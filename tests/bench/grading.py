@@ -27,6 +27,7 @@ from .. import swe_images as images
 from ..engine import engine_problem
 from ..images import CannotMake
 from ..swe_example import EXAMPLE, installed
+from . import show
 
 PATCHES = {"gold": images.GOLD, "wrong": images.WRONG, "breaks": images.BREAKS, "fuzzy": images.FUZZY}
 _LIMIT_S = 1800
@@ -129,12 +130,17 @@ def main() -> int:
         default_bundle(client)  # made once for all runs, as images are
         ours = by_us(folder, workers=options.workers)
         theirs = by_harness(folder, workers=options.workers)
-    print(f"{options.rows} predictions, {options.workers} workers")
-    print(f"  swebench's harness  {theirs.seconds:7.1f} s   {len(theirs.resolved)} resolved")
-    print(f"  main.py             {ours.seconds:7.1f} s   {len(ours.resolved)} resolved")
-    print(f"  ratio               {ours.seconds / theirs.seconds:7.2f}")
+    show.machine("swebench", "docker")
+    show.table(
+        f"Grading {options.rows} predictions, {options.workers} workers",
+        ["", "s", "/ harness", "resolved"],
+        [
+            ["swebench's harness", theirs.seconds, 1.0, len(theirs.resolved)],
+            ["main.py", ours.seconds, ours.seconds / theirs.seconds, len(ours.resolved)],
+        ],
+    )
     differing = [name for name in theirs.reports if ours.reports.get(name) != theirs.reports[name]]
-    print(f"  reports that differ {len(differing):7d}   {' '.join(differing)}")
+    print(f"reports that differ: {', '.join(differing) or 'none'}", flush=True)
     return 0
 
 

@@ -20,6 +20,7 @@ from agentix_runner.providers.docker import DockerProvider
 from agentix_runner.providers.local import LocalProvider
 
 from ..tunnel_tools import Handler, connect, serving
+from . import show
 
 
 def first_bytes(url: str, count: int, kept: bool) -> list[float]:
@@ -61,6 +62,8 @@ def main() -> None:
     unknown = set(given.providers) - {"local", "docker"}
     if unknown:
         parser.error(f"there is no provider {unknown.pop()!r}: there are local, docker")
+    show.machine()
+    rows: list[list[object]] = []
     with serving() as api, tempfile.TemporaryDirectory() as folder:
 
         @api.on("/stream")
@@ -92,21 +95,21 @@ def main() -> None:
                     for _ in range(given.rounds):
                         direct += directly(first_bytes, api.url, given.requests, kept)
                         tunnelled += there(first_bytes, url, given.requests, kept)
-                    show(name, what, direct, tunnelled)
+                    rows.append(row(f"{name}, {what}", direct, tunnelled))
                 direct, tunnelled = [], []
                 for _ in range(given.rounds):
                     direct.append(directly(whole, api.url, "/large"))
                     tunnelled.append(there(whole, url, "/large"))
-                show(name, "20 MB", direct, tunnelled)
+                rows.append(row(f"{name}, 20 MB", direct, tunnelled))
+    show.table(
+        "A request through a tunnel, ms, medians", ["", "direct", "tunnel", "its p95", "added", "/ direct"], rows
+    )
 
 
-def show(provider: str, what: str, direct: list[float], tunnelled: list[float]) -> None:
+def row(what: str, direct: list[float], tunnelled: list[float]) -> list[object]:
     one, other = (statistics.median(times) * 1000 for times in (direct, tunnelled))
     worst = sorted(tunnelled)[int(len(tunnelled) * 0.95)] * 1000
-    print(
-        f"{provider:6} {what:28} direct {one:7.2f} ms   tunnel {other:7.2f} ms (p95 {worst:.2f})   "
-        f"added {other - one:6.2f} ms   ratio {other / one:.1f}"
-    )
+    return [what, one, other, worst, other - one, other / one]
 
 
 if __name__ == "__main__":
