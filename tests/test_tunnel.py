@@ -377,7 +377,7 @@ def test_an_answer_that_breaks_off_breaks_off_in_the_sandbox(sandbox: RemoteSand
         assert (status, got) == (200, b"hello")
         assert error in ("IncompleteRead", "short")
         old = sandbox.remote(raw, url, b"GET /broken HTTP/1.0\r\n\r\n")
-        assert old.startswith(b"HTTP/1.1 200 Fine\r\n")
+        assert old.startswith(b"HTTP/1.1 200 OK\r\n")
         assert framing == "counted" or old.endswith(b" RESET")
 
 
@@ -438,7 +438,7 @@ def test_a_name_that_is_none_is_a_bad_gateway(local: RemoteSandbox) -> None:
     with local.tunnel("https://model.invalid/v1") as url:
         status, kind, message = refusal(local.remote(ask, url))
     assert (status, kind) == (502, "api_error")
-    assert message.startswith("the name of https://model.invalid/v1 can't be resolved: ")
+    assert message.startswith("the name of https://model.invalid can't be resolved: ")
 
 
 @pytest.mark.parametrize(

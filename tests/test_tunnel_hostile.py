@@ -25,7 +25,7 @@ from agentix_runner.remote.tunnel.tunnel import Tunnel
 
 from .conftest import eventually
 from .test_client import Actor, connected, in_background
-from .tunnel_tools import Api, Handler, ask, connect, serving
+from .tunnel_tools import KEY, Api, Handler, ask, connect, serving
 
 FIRST = frames.TUNNEL_STREAMS
 
@@ -117,6 +117,64 @@ def test_thousands_of_requests_that_nobody_reads_take_a_few_threads(api: Api) ->
         assert len(threads) == 4
         release.set()
         eventually(lambda: len(api.asked) == 8)
+
+
+def test_requests_that_are_taken_back_while_they_wait_are_forgotten(api: Api) -> None:
+    """However many: nothing is held of them; nor of those that wait when the tunnel is closed."""
+    release = threading.Event()
+
+    @api.on("/slow")
+    def slow(handler: Handler) -> None:
+        release.wait(30)
+        handler.reply(b"")
+
+    with opened(api, max_concurrent=2) as (tunnel, actor):
+        for number in range(2):
+            actor.socket.sendall(asking(FIRST + number, "GET", "/slow", "0"))
+        eventually(lambda: len(api.asked) == 2)
+        for number in range(2, 500):
+            actor.socket.sendall(asking(FIRST + number, "GET", "/slow", "0", "a", "b" * 1000))
+            actor.send(frames.RESET, FIRST + number, b"x")
+        actor.socket.sendall(asking(FIRST + 500, "GET", "/slow", "0"))
+        calling = in_background(lambda: tunnel._sandbox.remote(int))
+        actor.answer(actor.take_call()[0], 7)
+        assert calling.result(30) == 7
+        assert tunnel._tunnels is not None
+        held = tunnel._tunnels._exchanges
+        assert sorted(held) == [FIRST, FIRST + 1, FIRST + 500]
+        tunnel.cancel("enough")
+        eventually(lambda: not held)
+        release.set()
+
+
+@pytest.mark.parametrize("number", ["9" * 60_000, "-1", "\u00b2", "1 ", ""])
+def test_a_number_of_a_tunnel_that_is_none_is_nothing(api: Api, number: str) -> None:
+    """Its request is dropped, and the next one is answered."""
+    with opened(api) as (_, actor):
+        actor.socket.sendall(asking(FIRST, "GET", "/", "0", tunnel=number))
+        actor.socket.sendall(asking(FIRST + 1, "GET", "/", "0"))
+        answers = Answers(actor)
+        answers.until(FIRST + 1)
+        assert list(answers.heads) == [FIRST + 1]
+
+
+def test_what_an_upstream_says_beside_headers_and_body_is_not_passed_on(
+    api: Api, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Neither the words behind its status nor a header that can't be read: they may repeat the key."""
+
+    @api.on("/")
+    def repeats(handler: Handler) -> None:
+        key = handler.headers["x-api-key"]
+        handler.wfile.write(f"HTTP/1.1 401 no {key}\r\ncontent-length: 0\r\nx-echo {key}\r\n\r\n".encode())
+
+    with opened(api, headers={"x-api-key": KEY}) as (_, actor):
+        answers = Answers(actor)
+        actor.socket.sendall(asking(FIRST, "GET", "/", "0"))
+        answers.until(FIRST)
+        assert answers.heads[FIRST][:2] == ["401", "Unauthorized"]
+        assert KEY not in str(answers.heads) + str(answers.bodies)
+    assert KEY not in caplog.text
 
 
 @pytest.mark.parametrize(

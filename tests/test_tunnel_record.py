@@ -7,6 +7,7 @@ import gzip
 import json
 import logging
 import os
+import re
 import secrets
 import threading
 import urllib.parse
@@ -15,6 +16,7 @@ from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
+from urllib.parse import quote, quote_plus
 
 import pytest
 from hypothesis import given
@@ -537,6 +539,29 @@ def test_secrets_are_told_by_their_names() -> None:
     assert mask.hide_text("2023-06-01 \udc80 short") == "2023-06-01 \udc80 short"
     key = make_key()
     assert Mask({"x-api-key": key}).hide_text(f"a {key} b") == f"a {'*' * len(key)} b"
+
+
+ODD_KEY = 'sk/ant-+é"0123456789 abc~'
+
+
+@pytest.mark.parametrize("before", ["", "x", "xy", "xyz"])
+@pytest.mark.parametrize("after", ["", "z", "zyx"])
+def test_a_secret_is_hidden_however_it_is_written(before: str, after: str) -> None:
+    """In URLs, JSON, hexadecimal and base64, both alphabets and wherever it stands: no run of it is to be read."""
+    mask = Mask({"authorization": f"Bearer {ODD_KEY}"})
+    text = before + ODD_KEY + after
+    data = text.encode("latin-1")
+    whole: list[bytes] = [data, quote(text).encode(), quote(text, safe="").encode(), quote_plus(text).encode()]
+    whole += [quote(text, safe="").lower().encode(), json.dumps(text).encode(), data.hex().encode()]
+    whole += [json.dumps(text).replace("/", "\\/").encode(), data.hex().upper().encode()]
+    whole += [base64.b64encode(data), base64.urlsafe_b64encode(data)]
+    for written in whole:
+        hidden = mask.hide(written)
+        assert len(hidden) == len(written)
+        # At its ends base64 mixes it with its neighbours: a character each.
+        kept = [run for run in re.split(rb"\*+", hidden) if run]
+        assert sum(map(len, kept)) <= len(written) - len(ODD_KEY), (written, hidden)
+        assert b"*" * len(ODD_KEY) in hidden, (written, hidden)
 
 
 @given(st.lists(st.sampled_from(["secret-value-1", "secret-", "s", "x", "secret-value-", "1"]), max_size=20), st.data())

@@ -10,11 +10,13 @@ import binascii
 import json
 import re
 from collections.abc import Mapping
-from urllib.parse import quote
+from functools import partial
+from urllib.parse import quote, quote_plus
 
 _SECRET_NAME = re.compile(r"auth|key|token|secret|cookie|credential|password|passwd|session|signature", re.IGNORECASE)
 # What is shorter can be guessed, and stands in any text.
 _SHORTEST = 8
+_ESCAPE = re.compile(r"%[0-9A-F]{2}")
 
 
 def is_secret(name: str) -> bool:
@@ -32,6 +34,7 @@ class Mask:
                 found |= _spellings(value)
         # Longest first: where one is a part of another, all of it is hidden.
         self._secrets = sorted(found, key=len, reverse=True)
+        self._begins = frozenset(secret[0] for secret in self._secrets)
 
     def hide(self, data: bytes) -> bytes:
         """`data` without secrets."""
@@ -54,9 +57,10 @@ class Mask:
     def begun(self, data: bytes) -> int:
         """How many bytes at the end of `data` may be the beginning of a secret."""
         for size in range(min(len(data), len(self._secrets[0]) - 1 if self._secrets else 0), 0, -1):
-            end = data[-size:]
-            if any(secret.startswith(end) for secret in self._secrets):
-                return size
+            if data[-size] in self._begins:
+                end = data[-size:]
+                if any(secret.startswith(end) for secret in self._secrets):
+                    return size
         return 0
 
 
@@ -76,7 +80,8 @@ class MaskedStream:
 
 
 def _spellings(value: str) -> set[bytes]:
-    """A header's value, and what stands in it: the token behind its scheme, and what that is the base64 of."""
+    """A header's value, and what stands in it: the token behind its scheme, and what that is the base64 of. Each as it
+    is written in JSON, in URLs, in hexadecimal and in base64."""
     found = {value, value.partition(" ")[2].strip()}
     scheme, _, rest = value.partition(" ")
     if scheme.lower() == "basic":
@@ -86,6 +91,27 @@ def _spellings(value: str) -> set[bytes]:
             pair = ""
         found |= {pair, pair.partition(":")[2]}
     found = {one for one in found if len(one) >= _SHORTEST}
-    found |= {json.dumps(one)[1:-1] for one in found} | {quote(one, safe="") for one in found}
+    written = {json.dumps(one)[1:-1] for one in found}
+    written |= {one.replace("/", "\\/") for one in written}
+    written |= {how(one) for one in found for how in (quote, quote_plus, partial(quote, safe=""))}
+    written |= {_ESCAPE.sub(lambda escape: escape.group().lower(), one) for one in written}
     plain = {one.encode("latin-1", "replace") for one in found}
-    return plain | {base64.b64encode(one).rstrip(b"=") for one in plain}
+    encoded = {how(one) for one in plain for how in (base64.b16encode, _base16_lower)}
+    encoded |= {piece for one in plain for piece in _base64(one)}
+    return plain | encoded | {one.encode("latin-1", "replace") for one in written}
+
+
+def _base16_lower(data: bytes) -> bytes:
+    return base64.b16encode(data).lower()
+
+
+def _base64(data: bytes) -> set[bytes]:
+    """What base64, of either alphabet, makes of `data` wherever it stands in a longer text."""
+    found = set()
+    for before in range(3):
+        # Only characters that are made of `data` alone.
+        first = (before * 8 + 5) // 6
+        last = (before + len(data)) * 8 // 6
+        padded = b"\0" * before + data + b"\0" * 2
+        found |= {how(padded)[first:last] for how in (base64.b64encode, base64.urlsafe_b64encode)}
+    return found

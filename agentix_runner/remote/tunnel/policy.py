@@ -67,9 +67,10 @@ class Address:
         return cls(parts.scheme, host, port or (443 if parts.scheme == "https" else 80), prefix)
 
     def __str__(self) -> str:
+        """Without the prefix: some hold a token."""
         host = f"[{self.host}]" if ":" in self.host else self.host
         port = "" if self.port == (443 if self.scheme == "https" else 80) else f":{self.port}"
-        return f"{self.scheme}://{host}{port}{self.prefix}"
+        return f"{self.scheme}://{host}{port}"
 
 
 @frozen

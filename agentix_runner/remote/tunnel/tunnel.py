@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import logging
 import os
+import re
 import threading
 import time
 from collections import deque
@@ -28,7 +29,7 @@ from .masking import Mask
 from .policy import Address, check_headers
 from .record import Record
 from .streams import Stream, unpack_head
-from .upstream import Upstream
+from .upstream import THREAD, Upstream
 from .usage import Usage
 
 if TYPE_CHECKING:
@@ -207,7 +208,7 @@ class Tunnel:
                 return True
             self._running.add(exchange)
         try:
-            threading.Thread(target=self._work, args=(exchange,), name="agentix-tunnel", daemon=True).start()
+            threading.Thread(target=self._work, args=(exchange,), name=THREAD, daemon=True).start()
         except RuntimeError as error:
             _log.error("no thread for a request through a tunnel: %s", error)
             with self._changed:
@@ -219,16 +220,21 @@ class Tunnel:
         """The sandbox has given this request up, or broken the rules. For the reader."""
         exchange.cancel("the client is gone")
         with self._changed:
-            if exchange in self._waiting:
+            waited = exchange in self._waiting
+            if waited:
                 self._waiting.remove(exchange)
+        if waited:
+            self._tunnels.forget(exchange)
 
     def cancel(self, why: str) -> None:
         """End all requests under way. From any thread; waits for nothing."""
         with self._changed:
-            exchanges = [*self._running, *self._waiting]
+            running, waiting = list(self._running), list(self._waiting)
             self._waiting.clear()
-        for exchange in exchanges:
+        for exchange in (*running, *waiting):
             exchange.cancel(why)
+        for exchange in waiting:
+            self._tunnels.forget(exchange)
 
     def _work(self, exchange: Exchange) -> None:
         following: Exchange | None = exchange
@@ -312,7 +318,7 @@ class Tunnels:
     def _open(self, frame: Frame) -> None:
         number, *lines = unpack_head(frame.payload)
         with self._lock:
-            tunnel = self._tunnels.get(int(number)) if number.isascii() and number.isdigit() else None
+            tunnel = self._tunnels.get(int(number)) if re.fullmatch(r"[0-9]{1,9}", number) else None
             if tunnel is None or self.over:
                 return
             exchange = Exchange(tunnel, Stream(frame.stream, self._put), lines)

@@ -9,11 +9,13 @@ from __future__ import annotations
 import contextlib
 import errno
 import http.client
+import logging
 import os
 import socket
 import ssl
 import threading
 from collections.abc import Iterator
+from http.client import responses
 from importlib.metadata import version
 from typing import Any
 
@@ -26,6 +28,17 @@ _CHUNK = 64 * 1024
 _TOO_MANY = (errno.EMFILE, errno.ENFILE)
 # The line of the exchange that this thread works on: a connection is made deep inside urllib3.
 _now = threading.local()
+
+THREAD = "agentix-tunnel"
+"""The name of the threads that ask."""
+
+
+def _tells_nothing(record: logging.LogRecord) -> bool:
+    """urllib3 warns of a header that it can't read, and shows it: the upstream may have repeated the key in it."""
+    return record.threadName != THREAD
+
+
+logging.getLogger("urllib3.connection").addFilter(_tells_nothing)
 
 
 class Line:
@@ -71,7 +84,8 @@ class Answer:
         self._response = response
         self._upstream = upstream
         self.status: int = response.status
-        self.reason = "".join(c for c in (response.reason or "") if " " <= c <= "~")[:100]
+        # Not the upstream's own words for it: they may repeat what was asked, the key too.
+        self.reason = responses.get(response.status, "")
         self.headers = incoming(response.headers.items())
         said = response.headers.get("content-length", "")
         chunked = "transfer-encoding" in response.headers
