@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import os
 import pickle
 import tarfile
 import threading
@@ -15,7 +16,7 @@ import docker
 import docker.errors
 import pytest
 
-from agentix_runner import DockerProvider, Resource, SandboxConfig, run_rollouts
+from agentix_runner import AgentResult, DockerProvider, Resource, SandboxConfig, run_rollouts
 from agentix_runner.errors import BadArgument, CallError, SandboxError, SandboxStartError
 from agentix_runner.providers import load_provider, owners
 from agentix_runner.remote.client import RemoteSandbox
@@ -23,7 +24,7 @@ from agentix_runner.remote.tools import bash
 
 from . import docker_functions as there
 from .docker_tools import containers_of, sockets
-from .fakes import AsyncAgent, AsyncDataset, PlainAgent, PlainDataset
+from .fakes import AsyncAgent, AsyncDataset, PlainAgent, PlainDataset, Solver
 
 Config = Callable[..., SandboxConfig]
 
@@ -437,6 +438,46 @@ def test_many_sandboxes_at_once_leave_no_descriptor(config: Config, caplog: pyte
         assert list(pool.map(one, range(32))) == [2 * number for number in range(32)]
     assert "pool is full" not in caplog.text
     assert sockets() <= before
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("nothing_left")
+def test_sixty_four_rollouts_at_once(
+    engine: docker.DockerClient, config: Config, busybox: str, suite_bundle: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    """All of their sandboxes are there at the same time, all finish, no pool of connections is full, and no
+    descriptor is left."""
+    size = 64
+    together = threading.Barrier(size)
+    alive: list[int] = []
+
+    class Data(PlainDataset):
+        def image(self, instance: dict[str, Any]) -> str:
+            return busybox
+
+    def solve(sandbox: Any, instance: dict[str, Any]) -> AgentResult:
+        if together.wait(180) == 0:
+            alive.append(len(containers_of(engine)))
+        together.wait(180)
+        return AgentResult(patch=str(sandbox.remote(there.double, 21)))
+
+    provider = DockerProvider()
+    with provider.session(config()) as sandbox:
+        assert sandbox.remote(there.double, 1) == 2
+    engine.close()
+    before = len(os.listdir("/proc/self/fd"))
+    rollouts = run_rollouts(
+        dataset=Data(size),
+        agent=Solver(solve),  # type: ignore[arg-type]
+        provider=provider,
+        bundle=suite_bundle,
+        n_concurrent=size,
+    )
+    assert [(r.resolved, r.error) for r in rollouts] == [(True, None)] * size
+    assert alive == [size]
+    assert "pool is full" not in caplog.text
+    engine.close()
+    assert len(os.listdir("/proc/self/fd")) <= before
 
 
 @pytest.mark.usefixtures("nothing_left")
