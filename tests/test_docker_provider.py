@@ -286,6 +286,8 @@ def test_what_is_no_bundle_is_a_clear_error(config: Config, busybox: str) -> Non
     from agentix_runner.errors import BundleError
 
     for bundle, text in ((busybox, "is no bundle"), ("agentix-test/nope:1", "agentix build -t agentix-test/nope:1")):
+        with pytest.raises(BadArgument, match=text):
+            run_rollouts(dataset=PlainDataset(), agent=PlainAgent(), provider=DockerProvider(), bundle=bundle)
         with pytest.raises(BundleError, match=text):
             with DockerProvider().session(config(bundle=bundle)):
                 pass
@@ -311,6 +313,13 @@ def test_what_the_engine_refuses_is_told_and_leaves_nothing(config: Config, sett
             pass
     assert caught.value.transient is False
     assert "\n" not in str(caught.value)
+
+
+def test_an_empty_name_is_no_image(engine: docker.DockerClient) -> None:
+    """It is what a dataset for `local` returns: the error names the culprit."""
+    with pytest.raises(SandboxStartError, match=r"^the image is '': return the name of one from the dataset's image"):
+        DockerProvider().session(SandboxConfig(image="")).__enter__()
+    DockerProvider().expect_image("")()
 
 
 @pytest.mark.usefixtures("nothing_left")

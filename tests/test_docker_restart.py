@@ -22,13 +22,13 @@ import docker
 import pytest
 
 from agentix_runner import AgentResult, DockerProvider, RetryPolicy, Rollout, SandboxConfig, run_rollouts
-from agentix_runner.errors import SandboxDied, SandboxError, SandboxStartError
+from agentix_runner.errors import BadArgument, SandboxDied, SandboxError, SandboxStartError
 
 from . import docker_functions as there
 from .conftest import eventually
 from .docker_tools import containers_of
 from .engine import skip_or_fail
-from .fakes import PlainDataset, Solver
+from .fakes import PlainAgent, PlainDataset, Solver
 from .images import BUSYBOX, ensure
 
 SCRIPT = Path(__file__).parents[1] / ".ci" / "engine.sh"
@@ -188,6 +188,14 @@ def test_no_engine_is_a_clear_error(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     monkeypatch.setenv("DOCKER_HOST", "tcp://127.0.0.1:9")
     with pytest.raises(SandboxStartError, match=r"no container engine answers at tcp://127\.0\.0\.1:9"):
         DockerProvider().session(config).__enter__()
+
+
+def test_a_run_without_an_engine_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Before anything is run, and no run directory is made."""
+    monkeypatch.setenv("DOCKER_HOST", f"unix://{tmp_path}/no.sock")
+    with pytest.raises(BadArgument, match=r"^no container engine answers at unix://.*/no.sock: start Docker, or"):
+        run_rollouts(dataset=PlainDataset(), agent=PlainAgent(), provider=DockerProvider(), run_dir=tmp_path / "run")
+    assert not (tmp_path / "run").exists()
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root can become somebody else")

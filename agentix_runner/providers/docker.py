@@ -16,7 +16,7 @@ from typing import Any, ClassVar
 
 from attrs import field, frozen
 
-from ..errors import BadArgument
+from ..errors import BadArgument, BundleError, SandboxStartError
 from ..records import SandboxConfig
 from ..remote.client import RemoteSandbox
 from . import settings
@@ -89,6 +89,21 @@ class DockerProvider:
     def _check_pull(self, attribute: Any, value: str) -> None:
         if value not in _PULL:
             raise BadArgument(f"DockerProvider.pull is {value!r}: give one of {', '.join(map(repr, _PULL))}")
+
+    def check_run(self, *, bundle: str | None, platform: str | None) -> None:
+        """Raises BadArgument where no sandbox of a run could be made: no engine answers, or the bundle is none.
+
+        What another try may mend is left to the sessions. A default bundle is made here, if need be.
+        """
+        here = self._state.here(self)
+        try:
+            with here.engine.used(at_first=here.sweep):
+                here.bundle(bundle)
+        except BundleError as error:
+            raise BadArgument(str(error)) from error
+        except SandboxStartError as error:
+            if not error.transient:
+                raise BadArgument(str(error)) from error
 
     @contextmanager
     def session(self, config: SandboxConfig) -> Iterator[RemoteSandbox]:

@@ -64,6 +64,8 @@ class Images:
         Raises:
             SandboxStartError: there is none; `transient` where another try may find it.
         """
+        if not name:
+            raise SandboxStartError("the image is '': return the name of one from the dataset's image()")
         key = (name, platform)
         known = self._known.get(key, lambda: self._found(key))
         with self._lock:
@@ -82,7 +84,7 @@ class Images:
         with self._lock:
             self._uses[key] += 1
             self._announced.add(key)
-            if self._uses[key] == 1 and self._pull != "never":
+            if name and self._uses[key] == 1 and self._pull != "never":
                 self._coming[key] = None
         self._pull_ahead()
         once = iter((True,))
