@@ -226,6 +226,47 @@ def test_edits_that_an_image_comes_with_are_no_part_of_a_patch(swe_row: dict[str
     assert (rollout.error, rollout.status) == (None, "empty_patch")
 
 
+CONFIGURED = r"""
+set -e
+printf '#!/bin/sh\ntouch /tmp/monitored\n' > .git/hooks/monitor
+chmod +x .git/hooks/monitor
+git config core.fsmonitor .git/hooks/monitor
+git config core.sparseCheckout true
+echo /tests/ > .git/info/sparse-checkout
+sed -i 's/a - b/a + b/' calc.py
+rm -f /tmp/monitored
+"""
+
+
+class Configures:
+    """An agent that leaves a configuration behind; its info is whether that made git run something."""
+
+    def solve(self, sandbox: Any, instance: dict[str, Any], *, model: str | None) -> AgentResult:
+        done = sandbox.remote(bash, CONFIGURED, cwd="/testbed")
+        assert done.exit_code == 0, done.stderr
+        patch = patch_of(sandbox.remote(bash, **DIFF))
+        return AgentResult(patch=patch, info={"ran": sandbox.remote(bash, "test -e /tmp/monitored").exit_code == 0})
+
+
+def test_an_agents_settings_of_git_are_no_matter(swe_row: dict[str, Any], harness: Harness) -> None:
+    """A monitor that an agent set is not run when its changes are taken, and a sparse checkout hides none of them."""
+    [rollout] = run_rollouts(
+        dataset=SweDataset(rows=[swe_row], harness=harness),
+        agent=Configures(),
+        provider=DockerProvider(user="root"),
+        score=False,
+    )
+    assert rollout.error is None
+    assert "+    return a + b" in rollout.patch
+    assert rollout.info["ran"] is False
+
+
+def test_a_patch_that_is_too_large_is_not_quoted() -> None:
+    """Changes that can't be kept are told in a few words, without the piece of them that was."""
+    with pytest.raises(RuntimeError, match=r"\Ataking the diff gave more than can be kept\Z"):
+        patch_of(BashResult(0, "zc$Xx" * 1000, "", False, True))
+
+
 # ---------------------------------------------------------------- no verdict
 
 
@@ -405,6 +446,26 @@ def test_rows_come_from_a_dataset(tmp_path: Any, swe_row: dict[str, Any], harnes
     path = tmp_path / "rows.json"
     path.write_text(json.dumps([swe_row]))
     assert list(SweDataset(name=str(path), harness=harness).instances()) == [swe_row]
+
+
+def test_a_loading_that_takes_too_long_tells_its_true_limit(tmp_path: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A dataset has a limit of its own, which is the one that is told, with what helps."""
+    need("swebench", "swe")
+    path = tmp_path / "rows.jsonl"
+    os.mkfifo(path)
+    monkeypatch.setattr("harness.LOAD_S", 1.0)
+    monkeypatch.setattr("harness.START_S", 0.5)
+    swe = SweDataset(name=str(path))
+    with pytest.raises(BadArgument, match=r"can't be loaded: .*--rows\. the process .* took more than 1\.5 s"):
+        swe.instances()
+    swe.harness.close()
+
+
+def test_tests_take_some_time() -> None:
+    """A dataset whose tests may take no time at all is an error where it is made."""
+    for value in (0, -1, float("nan")):
+        with pytest.raises(BadArgument, match=r"eval_timeout is .*: it must be above 0 seconds"):
+            SweDataset(eval_timeout=value)
 
 
 def test_names_are_excluded_as_they_are() -> None:

@@ -158,3 +158,150 @@ def test_bad_arguments_are_one_line(tmp_path: Path, arguments: list[str], said: 
     assert done.stderr.count("\n") == 1
     assert said in done.stderr
     assert not (tmp_path / "out").exists()
+
+
+DEEP = "[" * 100_000
+ROW = {**images.make_row("a", "image", "base"), "image_assets": None}
+
+
+def lacking(*names: str) -> dict[str, Any]:
+    return {name: value for name, value in ROW.items() if name not in names}
+
+
+def lines(*items: Any) -> str:
+    return "".join(f"{item if isinstance(item, str) else json.dumps(item)}\n" for item in items)
+
+
+def told(folder: Path, *arguments: str) -> str:
+    """The one line that says why nothing was started."""
+    done = command(folder, *arguments, "--out", "out", ANTHROPIC_API_KEY="x", DOCKER_HOST="tcp://127.0.0.1:9")
+    assert (done.returncode, done.stderr.count("\n")) == (2, 1), done.stderr
+    assert done.stderr.startswith("Error: ")
+    assert len(done.stderr) < 700
+    assert not (folder / "out").exists()
+    return done.stderr
+
+
+@pytest.mark.parametrize(
+    ("rows", "said"),
+    [
+        (lines(ROW, lacking("instance_id")), "row 2 has no instance_id: give each row one"),
+        (lines({**ROW, "instance_id": ["a"]}), "row 1 has the instance_id ['a']: give"),
+        (lines({**ROW, "instance_id": 5}), "row 1 has the instance_id 5: give"),
+        (lines(ROW, "", "{]"), "rows.jsonl, line 3, can't be read as rows, one JSON object a line: Expecting"),
+        (lines(ROW, DEEP), "rows.jsonl, line 2, can't be read as rows, one JSON object a line: it is nested too deep"),
+        (lines({**ROW, "x": json.loads("[" * 300 + "]" * 300)}), "line 1, can't be read as rows"),
+        (lines({**ROW, "image_assets": "no JSON"}), "row 'a' has image_assets='no JSON': give an object"),
+        (lines({**ROW, "image_assets": [1]}), "row 'a' has image_assets=[1]: give an object"),
+        (lines({**ROW, "image_assets": DEEP}), "row 'a' has image_assets='[[["),
+        (lines({**ROW, "FAIL_TO_PASS": "no JSON"}), "row 'a' has FAIL_TO_PASS='no JSON': give a list"),
+        (lines({**ROW, "PASS_TO_PASS": [1]}), "row 'a' has PASS_TO_PASS=[1]: give a list"),
+        (lines({**ROW, "PASS_TO_PASS": "{}"}), "row 'a' has PASS_TO_PASS='{}': give a list"),
+    ],
+    ids=lambda value: value[:40] if value.startswith(("row", "line")) else "",
+)
+@pytest.mark.parametrize("patches", [["--ground-truth"], ["--predictions", "p.json"]], ids=["gold", "predictions"])
+def test_a_bad_row_is_one_line(tmp_path: Path, rows: str, said: str, patches: list[str]) -> None:
+    """A row that can't be run is named, by its line or its number, with what is wrong with it, before anything runs."""
+    (tmp_path / "rows.jsonl").write_text(rows)
+    (tmp_path / "p.json").write_text('[{"instance_id": "a", "model_patch": "x"}]')
+    assert said in told(tmp_path, "--rows", "rows.jsonl", *patches)
+
+
+@pytest.mark.parametrize(
+    ("predictions", "said"),
+    [
+        (lines({"instance_id": ["a"], "model_patch": "x"}), "has a prediction with the instance_id ['a']: give a text"),
+        (lines({"instance_id": {"a": 1}, "model_patch": "x"}), "has a prediction with the instance_id {'a': 1}: give"),
+        (lines({"instance_id": 1, "model_patch": ""}, {"instance_id": "z", "model_patch": ""}), "instance_id 1: give"),
+        (lines({"instance_id": "a"}), "the prediction for a has no model_patch: give a text, or null"),
+        (lines(*2 * [{"instance_id": "a", "model_patch": ""}]), "has two predictions for a: leave one of them out"),
+        (lines({"instance_id": "a", "model_patch": ""}, "{]"), "p.jsonl, line 2, can't be read as predictions"),
+        (DEEP, "p.jsonl, line 1, can't be read as predictions (.json or .jsonl): it is nested too deep"),
+    ],
+    ids=lambda value: "" if value.startswith(("{", "[")) else value[:40],
+)
+def test_a_bad_prediction_is_one_line(tmp_path: Path, predictions: str, said: str) -> None:
+    """A prediction that can't be used is named, with what is wrong with it, before anything runs."""
+    (tmp_path / "rows.jsonl").write_text(lines(ROW))
+    (tmp_path / "p.jsonl").write_text(predictions)
+    assert said in told(tmp_path, "--rows", "rows.jsonl", "--predictions", "p.jsonl")
+
+
+@pytest.mark.parametrize(
+    ("row", "arguments", "said"),
+    [
+        (lacking("patch"), ["--ground-truth"], "row 'a' has no patch, which --ground-truth needs"),
+        (lacking("problem_statement"), ["--agent", "mini"], "row 'a' has no problem_statement, which an agent needs"),
+        ({**ROW, "log_parser": "x"}, ["--ground-truth"], "row 'a' can't be graded: swebench raised ValueError"),
+        (
+            {**ROW, "eval_type": "x"},
+            ["--ground-truth"],
+            "eval_type 'x' is none of swebench's: pass_and_fail, fail_only",
+        ),
+    ],
+    ids=["patch", "problem", "parser", "type"],
+)
+def test_what_a_row_lacks_is_told_at_the_start(
+    tmp_path: Path, row: dict[str, Any], arguments: list[str], said: str
+) -> None:
+    """What a row lacks for what is asked, or can't be graded by, is known before an agent is paid."""
+    need("swebench", "swe")
+    (tmp_path / "rows.jsonl").write_text(lines(row))
+    shown = command(tmp_path, "--rows", "rows.jsonl", *arguments, "--out", "out")
+    assert (shown.returncode, shown.stderr.count("\n")) == (2, 1), shown.stderr
+    assert said in shown.stderr
+    assert not (tmp_path / "out").exists()
+
+
+@pytest.mark.parametrize("value", ["0", "-1", "inf", "nan", "none", "1e400", "31d", "99999999999"])
+@pytest.mark.parametrize("option", ["--eval-timeout", "--agent-timeout"])
+def test_a_limit_is_one(tmp_path: Path, option: str, value: str) -> None:
+    """A limit of no time, or of none at all, is an error in the command's use."""
+    (tmp_path / "rows.jsonl").write_text(lines(ROW))
+    assert f"'{option}'" in told(tmp_path, "--rows", "rows.jsonl", "--agent", "mini", option, value)
+
+
+def test_a_dataset_that_cant_be_loaded_is_one_line(tmp_path: Path) -> None:
+    """--dataset says that it loads, and where it can't, says so in one line with what helps."""
+    need("swebench", "swe")
+    (tmp_path / "bad.json").write_text('[{"x": 1}]')
+    for name in ("nobody/no-such-dataset", "bad.json"):
+        done = command(tmp_path, "--dataset", name, "--ground-truth", "--out", "out", HF_HUB_OFFLINE="1")
+        loading, error = done.stderr.splitlines()
+        assert (done.returncode, loading) == (2, f"Loading {name}; a first download takes its time")
+        assert error.startswith(f"Error: the dataset '{name}', split 'test', can't be loaded: ")
+        assert "HF_HOME" in error
+        assert "--rows" in error
+
+
+@pytest.mark.parametrize("changed", ["rows", "predictions"])
+def test_other_content_is_another_run(swe_row: dict[str, Any], tmp_path: Path, changed: str) -> None:
+    """A run is not resumed where its file of rows, or of predictions, holds something else by now; another order, or
+    another layout, is no other content."""
+    need("swebench", "swe")
+    rows = [{**swe_row, "instance_id": name} for name in "ab"]
+    predictions = [{"instance_id": name, "model_patch": ""} for name in "ab"]
+    arguments = ["--rows", "rows.jsonl", "--predictions", "p.jsonl", "--out", "out"]
+    (tmp_path / "rows.jsonl").write_text(lines(*rows))
+    (tmp_path / "p.jsonl").write_text(lines(*predictions))
+    assert command(tmp_path, *arguments).returncode == 0
+    (tmp_path / "rows.jsonl").write_text(lines(*(dict(reversed(row.items())) for row in reversed(rows))))
+    (tmp_path / "p.jsonl").write_text("\n" + lines(*reversed(predictions)))
+    again = command(tmp_path, *arguments)
+    assert again.returncode == 0, again.stderr
+    if changed == "rows":
+        (tmp_path / "rows.jsonl").write_text(lines({**rows[0], "eval_script": "true"}, rows[1]))
+    else:
+        (tmp_path / "p.jsonl").write_text(lines({**predictions[0], "model_patch": images.GOLD}, predictions[1]))
+    other = command(tmp_path, *arguments)
+    assert (other.returncode, other.stderr.count("\n")) == (2, 1)
+    assert "out holds a different run: " in other.stderr
+    assert [name for name in ("rows", "predictions") if f".{name}_content was" in other.stderr] == [changed]
+
+
+def test_the_help_has_its_options_under_options(tmp_path: Path) -> None:
+    """A command whose options are in no groups lists them as "Options"."""
+    shown = command(tmp_path, "--help").stdout
+    assert "\nOptions:\n" in shown
+    assert "Other:" not in shown

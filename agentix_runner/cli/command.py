@@ -54,7 +54,7 @@ class Command(OneLine, click.Command):
             if record is not None and not isinstance(parameter, click.Argument):
                 group = getattr(parameter, "group", None)
                 (rest if group is None else groups.setdefault(group, [])).append(record)
-        groups.setdefault("Options" if "Options" in groups else "Other", []).extend(rest)
+        groups.setdefault("Options" if "Options" in groups or not groups else "Other", []).extend(rest)
         for name, records in groups.items():
             with formatter.section(name):
                 formatter.write_dl(records, col_max=34)

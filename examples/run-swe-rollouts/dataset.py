@@ -7,11 +7,12 @@ from pathlib import Path
 from typing import Any
 
 from attrs import field, frozen
-from harness import Harness
-from rows import check, graded_part, read_rows
+from harness import Harness, HarnessError, NotInstalled
+from rows import check, check_ids, graded_part, read_rows
 from scoring import apply, grade, run_tests
 from testbed import CLEAN, MIB, WORKDIR, exclusions
 
+from agentix_runner.errors import BadArgument
 from agentix_runner.remote.tools import bash, read_file, write_file
 
 
@@ -30,14 +31,42 @@ class SweDataset:
     rows: Any = field(default=None, repr=False)
     name: str | None = None
     split: str = "test"
-    eval_timeout: float = 1800
+    eval_timeout: float = field(default=1800)
     max_log: int = 64 * MIB
     harness: Harness = field(factory=Harness, repr=False, eq=False)
 
+    @eval_timeout.validator
+    def _above_zero(self, _: Any, value: float) -> None:
+        if not value > 0:
+            raise BadArgument(f"eval_timeout is {value!r}: it must be above 0 seconds")
+
     def instances(self) -> Iterable[dict[str, Any]]:
-        if self.rows is None:
-            return self.harness.ask("rows", name=self.name or "SWE-bench/SWE-bench", split=self.split)
-        return read_rows(self.rows) if isinstance(self.rows, (str, Path)) else self.rows
+        """The rows. Raises: BadArgument where they can't be read or loaded."""
+        if self.rows is not None:
+            return read_rows(self.rows) if isinstance(self.rows, (str, Path)) else self.rows
+        name = self.name or "SWE-bench/SWE-bench"
+        try:
+            return self.harness.ask("rows", name=name, split=self.split)
+        except NotInstalled as exc:
+            raise BadArgument(str(exc)) from exc
+        except HarnessError as exc:
+            raise BadArgument(
+                f"the dataset {name!r}, split {self.split!r}, can't be loaded: is it there, and the network (or "
+                f"HF_HOME, where it was downloaded)? Rows can also be given as a file, with --rows. {exc}"
+            ) from exc
+
+    def check(self, rows: list[dict[str, Any]]) -> None:
+        """Raise BadArgument where one of `rows` can't be run or graded."""
+        check_ids(rows)
+        grading: dict[tuple[str, str], str] = {}
+        for row in rows:
+            check(row)
+            grading.setdefault((row["log_parser"], row["eval_type"]), row["instance_id"])
+        for (log_parser, eval_type), name in grading.items():
+            try:
+                self.harness.ask("check", log_parser=log_parser, eval_type=eval_type)
+            except HarnessError as exc:
+                raise BadArgument(f"row {name!r:.200} can't be graded: {exc}") from exc
 
     def image(self, instance: dict[str, Any]) -> str:
         check(instance)

@@ -18,11 +18,17 @@ from typing import Any
 GRADER = Path(__file__).with_name("grader.py")
 START_S = 90.0
 """How much longer (seconds) the first answer may take, while swebench is imported."""
+LOAD_S = 1800.0
+"""How long (seconds) a dataset may take, which the first time is downloaded."""
 INSTALL = "pip install 'agentix-runner[swe]'"
 
 
 class HarnessError(Exception):
     """swebench can't be asked, or can't answer."""
+
+
+class NotInstalled(HarnessError):
+    """There is no swebench, or an older one."""
 
 
 class Harness:
@@ -39,21 +45,25 @@ class Harness:
         self._end: weakref.finalize[Any, Any] | None = None
 
     def ask(self, what: str, /, **given: Any) -> Any:
-        """The answer to "spec", "grade" or "rows" of grader.py.
+        """The answer to "spec", "grade", "rows" or "check" of grader.py.
 
         Raises:
-            HarnessError: swebench is not installed, raised, or took longer than `limit`.
+            NotInstalled: swebench is not.
+            HarnessError: it raised, or took longer than `limit` ("rows": than LOAD_S).
         """
         request = json.dumps({"ask": what, "with": given}).encode() + b"\n"
         with self._lock:
+            limit = LOAD_S if what == "rows" else self.limit
             try:
-                answer = json.loads(self._exchange(request))
+                link = self._link or self._start()
+                limit += START_S if self._fresh else 0
+                answer = json.loads(self._exchange(link, request, limit))
             except (OSError, ValueError, EOFError) as exc:
                 self.close()
-                how = f"took more than {self.limit:g} s" if isinstance(exc, TimeoutError) else f"ended: {exc}"
+                how = f"took more than {limit:g} s" if isinstance(exc, TimeoutError) else f"ended: {exc}"
                 raise HarnessError(f"the process that asks swebench for {what!r} {how}") from exc
         if answer.get("type") in ("ImportError", "ModuleNotFoundError"):
-            raise HarnessError(f"swebench 5 can't be imported ({answer['error']}): {INSTALL}")
+            raise NotInstalled(f"swebench 5 can't be imported ({answer['error']}): {INSTALL}")
         if "error" in answer:
             raise HarnessError(f"swebench raised {answer['type']} when asked for {what!r}: {answer['error']}")
         return answer["value"]
@@ -74,9 +84,7 @@ class Harness:
     def __reduce__(self) -> tuple[Any, ...]:
         return Harness, (self.limit,)
 
-    def _exchange(self, request: bytes) -> bytes:
-        link = self._link or self._start()
-        limit = self.limit + (START_S if self._fresh else 0)
+    def _exchange(self, link: socket.socket, request: bytes, limit: float) -> bytes:
         until = time.monotonic() + limit
         link.settimeout(limit)
         link.sendall(request)

@@ -13,7 +13,8 @@ import click
 from agents.gold import GoldPatchAgent
 from agents.recorded import RecordedAgent, read_predictions
 from dataset import SweDataset
-from rows import check
+from jsonfiles import content_hash
+from rows import check_ids, need
 
 from agentix_runner import DockerProvider, Timeouts, run_rollouts
 from agentix_runner.checks import instance_id_of
@@ -22,8 +23,19 @@ from agentix_runner.cli.choose import choose
 from agentix_runner.cli.command import Command
 from agentix_runner.cli.logs import logging_to
 from agentix_runner.cli.table import table
+from agentix_runner.cli.values import duration
 from agentix_runner.errors import BadArgument
 from agentix_runner.summary import summarize
+
+MOST_S = 30 * 86400.0
+
+
+def limit_of(text: str) -> float:
+    """A limit in seconds. There is always one: the limits around it are made from it."""
+    value = duration(text)
+    if value > MOST_S:
+        raise click.BadParameter(f"{text!r} is no limit: give seconds, 30m or 2h, at most 30d")
+    return value
 
 
 @click.command(cls=Command)
@@ -38,8 +50,10 @@ from agentix_runner.summary import summarize
 @click.option("--model", help="The agent's model.")
 @click.option("--bundle", metavar="IMAGE", help="The bundle: for claude-code one with the CLI (see README.md).")
 @click.option("--n-concurrent", type=int, default=4, show_default=True, help="How many rows at once.")
-@click.option("--eval-timeout", type=float, default=1800, show_default=True, help="For a row's tests, in seconds.")
-@click.option("--agent-timeout", type=float, default=3600, show_default=True, help="For the agent, in seconds.")
+@click.option(
+    "--eval-timeout", type=limit_of, metavar="TIME", default="30m", show_default=True, help="For a row's tests."
+)
+@click.option("--agent-timeout", type=limit_of, metavar="TIME", default="1h", show_default=True, help="For the agent.")
 @click.option(
     "--network", default="none", show_default=True, help="The sandboxes' network; \"bridge\" is the harness'."
 )
@@ -49,7 +63,10 @@ from agentix_runner.summary import summarize
 @click.option("--out", required=True, metavar="DIR", help="Where results are kept; a run that is there is resumed.")
 @click.pass_context
 def main(ctx: click.Context, /, **options: Any) -> None:
-    """Run SWE-bench rows, and score each patch as swebench's own harness does."""
+    """Run SWE-bench rows, and score each patch as swebench's own harness does.
+
+    TIME is in seconds, or 30m, 2h.
+    """
     with logging_to(sys.stderr, verbose=False, quiet=False), exits.interruptible():
         how_to_resume = f"the same command goes on with {options['out']}"
         ctx.exit(exits.exit_code(lambda: run(**options), verbose=False, on_interrupt=lambda: how_to_resume))
@@ -82,13 +99,19 @@ def run(
         raise BadArgument("give one of --ground-truth, --predictions FILE and --agent NAME")
     swe = SweDataset(rows=rows, name=dataset, split=split, eval_timeout=eval_timeout)
     try:
-        chosen = list(swe.instances())
+        if dataset is not None:
+            click.echo(f"Loading {dataset}; a first download takes its time", err=True)
+        every = list(swe.instances())
+        check_ids(every)
         solver, chosen = solver_for(
-            chosen, ground_truth=ground_truth, predictions=predictions, agent=agent, timeout=agent_timeout
+            every, ground_truth=ground_truth, predictions=predictions, agent=agent, timeout=agent_timeout
         )
         chosen = choose(chosen, id_of=instance_id_of, ids=ids, limit=limit)
-        for row in chosen:
-            check(row)
+        swe.check(chosen)
+        for row in chosen if predictions is None else ():
+            need(
+                row, "patch" if ground_truth else "problem_statement", "--ground-truth" if ground_truth else "an agent"
+            )
         rollouts = run_rollouts(
             dataset=swe,
             instances=chosen,
@@ -104,9 +127,13 @@ def run(
             progress="auto",
             arguments={
                 "dataset": "run-swe-rollouts",
-                "dataset_args": {"rows": rows, "name": dataset, "split": split},
+                # With the contents: files of the same name may hold something else the next time.
+                "dataset_args": {"rows": rows, "name": dataset, "split": split, "rows_content": content_hash(every)},
                 "agent": agent or ("predictions" if predictions else "ground-truth"),
-                "agent_args": {"predictions": predictions},
+                "agent_args": {
+                    "predictions": predictions,
+                    "predictions_content": content_hash(solver.predictions.values()) if predictions else None,
+                },
             },
         )
     finally:
@@ -127,7 +154,7 @@ def solver_for(
         unknown = set(found) - {row["instance_id"] for row in rows}
         if unknown:
             raise BadArgument(
-                f"{predictions} has a prediction for {sorted(unknown)[0]}, which is no row of this dataset"
+                f"{predictions} has a prediction for {min(unknown):.200}, which is no row of this dataset"
             )
         return RecordedAgent(found), [row for row in rows if row["instance_id"] in found]
     if agent == "mini":

@@ -52,9 +52,10 @@ trap 'rm -f "$GIT_INDEX_FILE" "$GIT_INDEX_FILE.lock"' EXIT
 rm -f "$GIT_INDEX_FILE.lock"
 find . -mindepth 2 -name .git -prune | sed -e 's|/[.]git$||; s|^[.]/|/|; s/[][\\\\*?! ]/\\\\&/g' \
     >> "$(git rev-parse --git-path info/exclude)"
-git read-tree {BASE}
-git -c core.safecrlf=false -c core.fsmonitor=false add --all . >&2
-git diff-index -p --cached --binary --full-index -M --no-ext-diff --no-textconv --ignore-submodules=all {BASE} --
+set -- -c core.fsmonitor=false -c core.sparseCheckout=false -c core.safecrlf=false
+git "$@" read-tree {BASE}
+git "$@" add --all . >&2
+git "$@" diff-index -p --cached --binary --full-index -M --no-ext-diff --no-textconv --ignore-submodules=all {BASE} --
 """,
     "cwd": WORKDIR,
     "env": GIT,
@@ -78,10 +79,10 @@ MOST_EXCLUDED = 2000
 
 def finished(result: BashResult, doing: str) -> BashResult:
     """`result`, where its command ended well. Raises RuntimeError otherwise."""
-    if result.exit_code != 0 or result.timed_out or result.truncated:
+    if result.truncated and result.exit_code == 0:
+        raise RuntimeError(f"{doing} gave more than can be kept")
+    if result.exit_code != 0 or result.timed_out:
         why = "took too long" if result.timed_out else f"ended with {result.exit_code}"
-        if result.truncated and result.exit_code == 0:
-            why = "gave more than can be kept"
         raise RuntimeError(f"{doing} {why}: {' '.join((result.stderr or result.stdout)[-500:].split())}")
     return result
 

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import Any
 
 from attrs import field, frozen
+from jsonfiles import read_lines, read_whole
 
 from agentix_runner import AgentResult
 from agentix_runner.errors import BadArgument
@@ -19,22 +19,29 @@ def read_predictions(path: str | Path) -> dict[str, dict[str, Any]]:
     Raises:
         BadArgument: it is no such file.
     """
-    try:
-        text = Path(path).read_bytes().decode("utf-8", "surrogateescape")
-        if str(path).endswith(".jsonl"):
-            found = [json.loads(line) for line in text.split("\n") if line.strip()]
-        else:
-            found = json.loads(text)
-    except (OSError, ValueError) as exc:
-        raise BadArgument(f"{path} can't be read as predictions (.json or .jsonl): {exc}") from exc
+    read = read_lines if str(path).endswith(".jsonl") else read_whole
+    found = read(path, what="predictions (.json or .jsonl)", errors="surrogateescape")
     if isinstance(found, dict):
         found = list(found.values())
     if not isinstance(found, list) or not all(isinstance(p, dict) and "instance_id" in p for p in found):
         raise BadArgument(f"{path} holds something else than predictions: each needs an instance_id and a model_patch")
+    predictions: dict[str, dict[str, Any]] = {}
     for prediction in found:
-        if not isinstance(prediction.get("model_patch"), (str, type(None))):
-            raise BadArgument(f"{path}: the model_patch of {prediction['instance_id']} is no text")
-    return {prediction["instance_id"]: prediction for prediction in found}
+        name = prediction["instance_id"]
+        if not isinstance(name, str) or not name:
+            raise BadArgument(
+                f"{path} has a prediction with the instance_id {name!r:.80}: give a text, the id of a row"
+            )
+        if "model_patch" not in prediction:
+            raise BadArgument(
+                f"{path}: the prediction for {name:.200} has no model_patch: give a text, or null for none"
+            )
+        if not isinstance(prediction["model_patch"], (str, type(None))):
+            raise BadArgument(f"{path}: the model_patch of {name:.200} is no text")
+        if name in predictions:
+            raise BadArgument(f"{path} has two predictions for {name:.200}: leave one of them out")
+        predictions[name] = prediction
+    return predictions
 
 
 @frozen
