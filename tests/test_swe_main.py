@@ -196,6 +196,7 @@ def told(folder: Path, *arguments: str) -> str:
         (lines({**ROW, "image_assets": DEEP}), "row 'a' has image_assets='[[["),
         (lines({**ROW, "FAIL_TO_PASS": "no JSON"}), "row 'a' has FAIL_TO_PASS='no JSON': give a list"),
         (lines({**ROW, "PASS_TO_PASS": [1]}), "row 'a' has PASS_TO_PASS=[1]: give a list"),
+        (lines({**ROW, "patch": "\ud800"}), "row 'a' has half a character (a lone surrogate) in patch: leave"),
         (lines({**ROW, "PASS_TO_PASS": "{}"}), "row 'a' has PASS_TO_PASS='{}': give a list"),
     ],
     ids=lambda value: value[:40] if value.startswith(("row", "line")) else "",
@@ -214,6 +215,8 @@ def test_a_bad_row_is_one_line(tmp_path: Path, rows: str, said: str, patches: li
         (lines({"instance_id": ["a"], "model_patch": "x"}), "has a prediction with the instance_id ['a']: give a text"),
         (lines({"instance_id": {"a": 1}, "model_patch": "x"}), "has a prediction with the instance_id {'a': 1}: give"),
         (lines({"instance_id": 1, "model_patch": ""}, {"instance_id": "z", "model_patch": ""}), "instance_id 1: give"),
+        (lines(), "p.jsonl holds no predictions: there is nothing to run"),
+        (lines({"instance_id": "a", "model_patch": "\ud800"}), "p.jsonl: the model_patch of a has half a character"),
         (lines({"instance_id": "a"}), "the prediction for a has no model_patch: give a text, or null"),
         (lines(*2 * [{"instance_id": "a", "model_patch": ""}]), "has two predictions for a: leave one of them out"),
         (lines({"instance_id": "a", "model_patch": ""}, "{]"), "p.jsonl, line 2, can't be read as predictions"),
@@ -254,12 +257,30 @@ def test_what_a_row_lacks_is_told_at_the_start(
     assert not (tmp_path / "out").exists()
 
 
+def test_an_agent_that_is_not_installed_is_told_at_the_start(tmp_path: Path) -> None:
+    """Without mini-swe-agent there is one line with what to install, not an error of each row."""
+    need("swebench", "swe")
+    (tmp_path / "rows.jsonl").write_text(lines(ROW))
+    (tmp_path / "minisweagent.py").write_text("raise ImportError('not here')")
+    done = command(
+        tmp_path, "--rows", "rows.jsonl", "--agent", "mini", "--out", "out", PYTHONPATH=path_with(str(tmp_path))
+    )
+    assert (done.returncode, done.stderr.count("\n")) == (2, 1), done.stderr
+    assert done.stderr.startswith("Error: the agent mini can't start: mini-swe-agent can't be imported (not here): pip")
+    assert not (tmp_path / "out").exists()
+
+
+def path_with(folder: str) -> str:
+    return os.pathsep.join(filter(None, [folder, os.environ.get("PYTHONPATH")]))
+
+
 @pytest.mark.parametrize("value", ["0", "-1", "inf", "nan", "none", "1e400", "31d", "99999999999"])
 @pytest.mark.parametrize("option", ["--eval-timeout", "--agent-timeout"])
 def test_a_limit_is_one(tmp_path: Path, option: str, value: str) -> None:
     """A limit of no time, or of none at all, is an error in the command's use."""
     (tmp_path / "rows.jsonl").write_text(lines(ROW))
-    assert f"'{option}'" in told(tmp_path, "--rows", "rows.jsonl", "--agent", "mini", option, value)
+    error = told(tmp_path, "--rows", "rows.jsonl", "--agent", "mini", option, value)
+    assert f"Invalid value for '{option}': '{value}' is no time above 0: give seconds, 30m or 2h, at most 30d" in error
 
 
 def test_a_dataset_that_cant_be_loaded_is_one_line(tmp_path: Path) -> None:

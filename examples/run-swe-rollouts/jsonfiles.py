@@ -32,6 +32,15 @@ def read_whole(path: str | Path, *, what: str, errors: str = "strict") -> Any:
     return _parsed(_text(path, what, errors), f"{path} can't be read as {what}")
 
 
+def has_bytes(text: str) -> bool:
+    """Whether a text can be written to a file: JSON may hold halves of characters that are nothing by themselves."""
+    try:
+        text.encode("utf-8", "surrogateescape")
+    except UnicodeEncodeError:
+        return False
+    return True
+
+
 def content_hash(items: Iterable[Any]) -> str:
     """The same for the same items, in whatever order and file they stand."""
     texts = sorted(json.dumps(item, sort_keys=True, default=str) for item in items)

@@ -6,6 +6,7 @@ python examples/run-swe-rollouts/main.py --dataset verified --limit 10 --ground-
 from __future__ import annotations
 
 import sys
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -32,10 +33,11 @@ MOST_S = 30 * 86400.0
 
 def limit_of(text: str) -> float:
     """A limit in seconds. There is always one: the limits around it are made from it."""
-    value = duration(text)
-    if value > MOST_S:
-        raise click.BadParameter(f"{text!r} is no limit: give seconds, 30m or 2h, at most 30d")
-    return value
+    with suppress(click.BadParameter):
+        value = duration(text)
+        if value <= MOST_S:
+            return value
+    raise click.BadParameter(f"{text!r} is no time above 0: give seconds, 30m or 2h, at most 30d")
 
 
 @click.command(cls=Command)
@@ -112,6 +114,8 @@ def run(
             need(
                 row, "patch" if ground_truth else "problem_statement", "--ground-truth" if ground_truth else "an agent"
             )
+        if agent == "mini":
+            solver.check(model)
         rollouts = run_rollouts(
             dataset=swe,
             instances=chosen,

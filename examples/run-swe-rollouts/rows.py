@@ -6,7 +6,7 @@ import json
 from pathlib import Path
 from typing import Any
 
-from jsonfiles import read_lines, read_whole
+from jsonfiles import has_bytes, read_lines, read_whole
 
 from agentix_runner.errors import BadArgument
 
@@ -42,6 +42,9 @@ def check(row: dict[str, Any]) -> None:
             "the current revisions of SWE-bench/SWE-bench, _Lite, _Verified and _Multilingual have it (those of "
             "princeton-nlp/ do not)"
         )
+    odd = [field for field in (*TEXTS, "patch", "problem_statement") if not has_bytes(str(row.get(field)))]
+    if odd:
+        raise BadArgument(f"{name} has half a character (a lone surrogate) in {odd[0]}: leave that row out")
     for field in LISTS:
         tests = _unpacked(row[field])
         if not isinstance(tests, list) or not all(isinstance(test, str) for test in tests):

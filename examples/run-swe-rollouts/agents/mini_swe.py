@@ -12,7 +12,7 @@ from attrs import field, frozen
 from testbed import DIFF, WORKDIR, patch_of
 
 from agentix_runner import AgentResult
-from agentix_runner.errors import RemoteError
+from agentix_runner.errors import BadArgument, RemoteError
 from agentix_runner.remote.tools import MIB, bash
 
 INSTALL = "pip install 'agentix-runner[mini]'"
@@ -34,10 +34,21 @@ class MiniSweAgent:
     settings: dict[str, Any] = field(factory=dict)
     make_model: Callable[[str | None], Any] | None = field(default=None, repr=False)
 
-    def solve(self, sandbox: Any, instance: dict[str, Any], *, model: str | None) -> AgentResult:
+    def check(self, model: str | None) -> None:
+        """Raise BadArgument where the package or its configuration is not there, or makes no such model. Asks none."""
+        try:
+            self._loaded(model)
+        except Exception as exc:
+            raise BadArgument(f"the agent mini can't start: {without_keys(str(exc))}") from exc
+
+    def _loaded(self, model: str | None) -> tuple[Package, dict[str, Any], Any]:
         mini = Package()
         settings = mini.merge(mini.config(self.config), self.settings)
         chosen = self.make_model(model) if self.make_model else mini.get_model(model, settings.get("model", {}))
+        return mini, settings, chosen
+
+    def solve(self, sandbox: Any, instance: dict[str, Any], *, model: str | None) -> AgentResult:
+        mini, settings, chosen = self._loaded(model)
         environment = SandboxEnvironment(sandbox, settings.get("environment", {}), mini.Submitted)
         agent = mini.DefaultAgent(chosen, environment, **settings.get("agent", {}))
         try:

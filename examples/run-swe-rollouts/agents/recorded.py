@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from attrs import field, frozen
-from jsonfiles import read_lines, read_whole
+from jsonfiles import has_bytes, read_lines, read_whole
 
 from agentix_runner import AgentResult
 from agentix_runner.errors import BadArgument
@@ -25,6 +25,8 @@ def read_predictions(path: str | Path) -> dict[str, dict[str, Any]]:
         found = list(found.values())
     if not isinstance(found, list) or not all(isinstance(p, dict) and "instance_id" in p for p in found):
         raise BadArgument(f"{path} holds something else than predictions: each needs an instance_id and a model_patch")
+    if not found:
+        raise BadArgument(f"{path} holds no predictions: there is nothing to run")
     predictions: dict[str, dict[str, Any]] = {}
     for prediction in found:
         name = prediction["instance_id"]
@@ -38,6 +40,8 @@ def read_predictions(path: str | Path) -> dict[str, dict[str, Any]]:
             )
         if not isinstance(prediction["model_patch"], (str, type(None))):
             raise BadArgument(f"{path}: the model_patch of {name:.200} is no text")
+        if not has_bytes(prediction["model_patch"] or ""):
+            raise BadArgument(f"{path}: the model_patch of {name:.200} has half a character (a lone surrogate) in it")
         if name in predictions:
             raise BadArgument(f"{path} has two predictions for {name:.200}: leave one of them out")
         predictions[name] = prediction
