@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import logging
 import os
 import platform as host
 import sys
@@ -15,6 +16,8 @@ from attrs import frozen
 
 from .errors import BadAdapter, BadArgument
 from .records import RetryPolicy, Timeouts
+
+logger = logging.getLogger("agentix_runner")
 
 DATASET_METHODS = ("image", "setup", "score")
 
@@ -125,12 +128,26 @@ def jobs(instances: Any, n_attempts: int) -> list[Planned]:
         raise BadArgument(f"instances is of type {type(instances).__name__}: give a list of dicts")
     planned = []
     seen: Counter[str] = Counter()
+    first: dict[str, dict[str, Any]] = {}
+    odd: list[str] = []
     for index, instance in enumerate(instances):
         instance_id = instance_id_of(instance, index)
+        if first.setdefault(instance_id, instance) is not instance and _differ(first[instance_id], instance):
+            odd.append(instance_id)
         for _ in range(n_attempts):
             planned.append(Planned(instance, instance_id, seen[instance_id]))
             seen[instance_id] += 1
+    if odd:
+        more = f" (and {len(odd) - 1} more)" if len(odd) > 1 else ""
+        logger.warning("instances that differ have the same id, %r%s: they count as attempts at one", odd[0], more)
     return planned
+
+
+def _differ(one: Any, other: Any) -> bool:
+    try:
+        return bool(one != other)
+    except Exception:  # arrays, for example, compare one by one
+        return False
 
 
 def instance_id_of(instance: Any, index: int) -> str:

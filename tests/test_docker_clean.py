@@ -157,6 +157,31 @@ def test_clean_of_one_run(engine: docker.DockerClient, make: Make, dead: dict[st
     assert asked == []
 
 
+def test_a_run_that_may_go_on_elsewhere_is_cleaned_by_force_only(
+    engine: docker.DockerClient, make: Make, dead: dict[str, str]
+) -> None:
+    """What runs and belongs to a process that can't be seen from here is refused, naming it, without --force."""
+    run_id = f"r-{secrets.token_hex(4)}"
+    name = make({**dead, owners.RUN: run_id, owners.HOST: "elsewhere/1"}, running=True)
+    result = run("--run", run_id)
+    assert (result.exit_code, result.stdout) == (2, "")
+    assert result.stderr == (
+        f"Error: run {run_id} may go on (process {dead[owners.PID]} on elsewhere/1, which can't be seen from here): "
+        "stop that first, or give --force\n"
+    )
+    assert is_there(engine, name)
+    assert run("--run", run_id, "--force").exit_code == 0
+    assert not is_there(engine, name)
+
+
+def test_a_machine_of_the_same_name_is_another_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also where the process id and the namespace are the same: nothing is known of it, so that it counts as alive."""
+    here = {**owners.owner(), owners.PID: "1", owners.START: "other"}
+    assert owners.is_dead(here) is True
+    monkeypatch.setattr(owners, "_read", lambda path: "5ca1ab1e-0000-4000-8000-000000000000")
+    assert (owners.is_here(here), owners.is_dead(here)) == (False, False)
+
+
 def test_a_run_that_goes_on_is_not_cleaned(engine: docker.DockerClient, make: Make, dead: dict[str, str]) -> None:
     """`--run` of a living run is refused, and nothing of it is removed."""
     run_id = f"r-{secrets.token_hex(4)}"
@@ -172,6 +197,7 @@ def test_a_run_that_goes_on_is_not_cleaned(engine: docker.DockerClient, make: Ma
     [
         (("--run", "x", "--all-dead"), "--run and --all-dead exclude each other"),
         (("--run", ""), "--run is empty"),
+        (("--force",), "--force needs --run ID"),
         (("--nope",), "No such option"),
     ],
 )

@@ -15,14 +15,13 @@ import shutil
 import sys
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
-from tempfile import TemporaryDirectory
 from typing import Any, Protocol
 
 from attrs import frozen
 
 from ..errors import BundleError
 from . import ROOT, additions
-from .cache import cache_folder, locked
+from .cache import cache_folder, locked, scratch
 from .collect import CannotCollect, all_files, python_facts
 from .elf import loader_of
 from .inside import gather
@@ -123,8 +122,7 @@ def assembled(
         BundleError: it can't be made from that.
         BadArgument: one of `add` is not possible.
     """
-    with TemporaryDirectory(prefix="agentix-bundle-", ignore_cleanup_errors=True) as folder:
-        work = Path(folder)
+    with scratch() as work:
         try:
             yield _assemble(source, work, project, tuple(add), tuple(pip_args), on_line)
         except CannotCollect as error:

@@ -6,7 +6,6 @@ import os
 import re
 from collections.abc import Callable, Iterable
 from pathlib import Path
-from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING
 
 from attrs import frozen
@@ -15,6 +14,7 @@ from .._version import __version__
 from ..errors import BadArgument, BundleError
 from . import PYTHON_LABEL, VERSION_LABEL
 from .assemble import Assembled, Project, Source, assembled
+from .cache import scratch
 from .layers import write_image
 
 if TYPE_CHECKING:
@@ -101,8 +101,8 @@ def _load(
     import requests
 
     marks = {**labels, PYTHON_LABEL: parts.version, VERSION_LABEL: __version__}
-    with TemporaryDirectory(prefix="agentix-image-") as folder:
-        archive = Path(folder) / "image.tar"
+    with scratch() as folder:
+        archive = folder / "image.tar"
         image, digest = write_image(archive, list(parts.layers), tags=[tag], architecture=architecture, labels=marks)
         on_line(f"loading {tag} into the engine ({os.stat(archive).st_size >> 20} MiB)")
         try:

@@ -1,4 +1,4 @@
-"""The folder that bundles are cached in, and locks that several processes respect.
+"""The folder that bundles are cached and made in, and locks that several processes respect.
 
 AGENTIX_CACHE names it; by default it is `agentix-runner` in the user's cache folder.
 """
@@ -8,6 +8,7 @@ from __future__ import annotations
 import contextlib
 import fcntl
 import os
+import shutil
 import tempfile
 import time
 from collections.abc import Iterator
@@ -64,3 +65,37 @@ def locked(name: str, limit_s: float | None = None) -> Iterator[None]:
                     ) from None
                 time.sleep(0.05)
         yield
+
+
+@contextlib.contextmanager
+def scratch() -> Iterator[Path]:
+    """A folder to make a bundle in, gone at the end. What killed processes have left of theirs goes at the beginning.
+
+    Raises:
+        BundleError: as `locked` and `cache_folder`.
+    """
+    parent = cache_folder() / "making"
+    with locked("making"):
+        parent.mkdir(mode=0o700, exist_ok=True)
+        for left in parent.iterdir():
+            with contextlib.suppress(OSError), _held(left):
+                shutil.rmtree(left, ignore_errors=True)
+        folder = Path(tempfile.mkdtemp(dir=parent))
+        holding = contextlib.ExitStack()
+        holding.enter_context(_held(folder))
+    with holding:
+        try:
+            yield folder
+        finally:
+            shutil.rmtree(folder, ignore_errors=True)
+
+
+@contextlib.contextmanager
+def _held(folder: Path) -> Iterator[None]:
+    """Hold a folder, until the end of the block or of the process. Raises OSError where another process does."""
+    fd = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
+    try:
+        fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        yield
+    finally:
+        os.close(fd)

@@ -46,8 +46,15 @@ def _option(*names: str, **settings: Any) -> Callable[[Callable[..., None]], Cal
 @_option("--run", "run_id", metavar="ID", group="What", help="Only the containers of this run (run_id in run.json).")
 @_option("--all-dead", is_flag=True, group="What", help="Those of every run that is dead.  [default]")
 @_option("--dry-run", is_flag=True, group="What", help="Tell what would be removed, and remove nothing.")
+@_option(
+    "--force",
+    is_flag=True,
+    group="What",
+    help="With --run, also what runs and belongs to a process that can't be seen from here: of another machine, or "
+    "in another container.",
+)
 @click.pass_context
-def clean(ctx: click.Context, /, run_id: str | None, all_dead: bool, dry_run: bool) -> None:
+def clean(ctx: click.Context, /, run_id: str | None, all_dead: bool, dry_run: bool, force: bool) -> None:
     """Remove containers that dead runs have left, and the volumes of bundles that are gone.
 
     It takes a killed process to leave any: a run removes its own, and those of dead ones when it starts.
@@ -55,7 +62,7 @@ def clean(ctx: click.Context, /, run_id: str | None, all_dead: bool, dry_run: bo
 
     def run() -> int:
         try:
-            return _clean(run_id, all_dead, dry_run)
+            return _clean(run_id, all_dead, dry_run, force)
         except (BundleError, SandboxError) as error:
             click.echo(f"Error: {cleaned(error, 2000)}", err=True)
             return exits.FAILED
@@ -65,7 +72,7 @@ def clean(ctx: click.Context, /, run_id: str | None, all_dead: bool, dry_run: bo
     ctx.exit(code)
 
 
-def _clean(run_id: str | None, all_dead: bool, dry_run: bool) -> int:
+def _clean(run_id: str | None, all_dead: bool, dry_run: bool, force: bool) -> int:
     from ..bundle.volumes import remove_unused_volumes
     from ..providers.sweep import find
 
@@ -73,9 +80,11 @@ def _clean(run_id: str | None, all_dead: bool, dry_run: bool) -> int:
         raise BadArgument("--run and --all-dead exclude each other: give one of them")
     if run_id == "":
         raise BadArgument("--run is empty: give a run's id (run_id in its run.json)")
+    if force and run_id is None:
+        raise BadArgument("--force needs --run ID: without, only what is dead for certain is removed")
     word = "would remove" if dry_run else "removed"
     with _engine() as client:
-        containers = _doomed(find(client.api, run_id), run_id)
+        containers = _doomed(find(client.api, run_id), run_id, force)
         failed = 0
         for one in containers:
             about = f"container {one.name} ({one.status}{f', run {one.run_id}' if one.run_id else ''})"
@@ -91,7 +100,7 @@ def _clean(run_id: str | None, all_dead: bool, dry_run: bool) -> int:
     return exits.FAILED if failed else exits.OK
 
 
-def _doomed(found: list[Found], run_id: str | None) -> list[Found]:
+def _doomed(found: list[Found], run_id: str | None, force: bool) -> list[Found]:
     """Those to be removed. Raises BadArgument for a run that goes on."""
     from ..providers import owners
 
@@ -100,6 +109,12 @@ def _doomed(found: list[Found], run_id: str | None) -> list[Found]:
     for one in found:
         if owners.is_here(one.labels) and not one.is_dead:
             raise BadArgument(f"run {run_id} goes on (process {one.labels[owners.PID]}): stop that first")
+        if not one.is_dead and not force and one.status not in ("created", "exited", "dead"):
+            where = f"process {one.labels.get(owners.PID, '?')} on {one.labels.get(owners.HOST, '?')}"
+            raise BadArgument(
+                f"run {run_id} may go on ({cleaned(where)}, which can't be seen from here): stop that first, or give "
+                "--force"
+            )
     return found
 
 

@@ -36,12 +36,27 @@ def owner() -> dict[str, str]:
 
 
 def host() -> str:
-    """This machine and PID namespace: where a process id means what it means here."""
+    """This machine since it was booted, and PID namespace: where a process id means what it means here.
+
+    Many machines have one name, and the first namespace has the same number on all. What was there before the machine
+    was booted is not known from here; an engine removes that itself when it starts.
+    """
+    return f"{socket.gethostname()}/{_read('/proc/sys/kernel/random/boot_id')[:13]}/{_namespace()}"
+
+
+def _namespace() -> str:
     try:
-        namespace = os.readlink("/proc/self/ns/pid").strip("pid:[]")
+        return os.readlink("/proc/self/ns/pid").strip("pid:[]")
     except OSError:
-        namespace = ""
-    return f"{socket.gethostname()}/{namespace}"
+        return ""
+
+
+def _read(path: str) -> str:
+    try:
+        with open(path) as file:
+            return file.read().strip()
+    except OSError:
+        return ""
 
 
 def is_here(labels: Mapping[str, str]) -> bool:
