@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import gc
 import os
 import signal
 import socket
@@ -385,11 +386,12 @@ def test_exception_in_the_caller_kills_the_command(tmp_path: Path, monkeypatch: 
 def test_calls_overlap() -> None:
     """Many calls run at once in threads and never mix; no descriptor is left open."""
     bash("true")
+    gc.collect()  # what other tests have left
     before = psutil.Process().num_fds()
     with ThreadPoolExecutor(16) as pool:
         results = list(pool.map(lambda n: bash(f"echo {n}; sleep 0.02; echo {n} >&2; exit {n}"), range(100)))
     assert [(r.exit_code, r.stdout, r.stderr) for r in results] == [(n, f"{n}\n", f"{n}\n") for n in range(100)]
-    assert psutil.Process().num_fds() == before
+    assert psutil.Process().num_fds() <= before
 
 
 def test_runs_isolated_with_the_standard_library_alone(tmp_path: Path) -> None:
@@ -477,10 +479,11 @@ def test_read_missing(tmp_path: Path) -> None:
 
 def test_read_directory(tmp_path: Path) -> None:
     """A directory is refused as one."""
+    gc.collect()  # what other tests have left
     before = psutil.Process().num_fds()
     with pytest.raises(IsADirectoryError, match="a directory, not a file"):
         read_file(str(tmp_path))
-    assert psutil.Process().num_fds() == before
+    assert psutil.Process().num_fds() <= before
 
 
 def special_file(kind: str) -> str:
