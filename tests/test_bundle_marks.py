@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import gc
 import io
 import os
@@ -85,6 +86,8 @@ def own_bundle(engine: docker.DockerClient, suite_bundle: str) -> Iterator[str]:
     lines = f"FROM {suite_bundle}\nLABEL {DIGEST_LABEL}=sha256:{digest}\n"
     engine.images.build(fileobj=io.BytesIO(lines.encode()), tag=tag, rm=True, forcerm=True)
     yield tag
+    with contextlib.suppress(docker.errors.ImageNotFound):
+        engine.images.remove(tag, force=True)
     for volume in engine.volumes.list():
         if digest[:24] in volume.name:
             volume.remove()
