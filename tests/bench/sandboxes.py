@@ -158,8 +158,8 @@ def commands(image: str, n: int, at_once: int) -> float:
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--rounds", type=int, default=7)
-    parser.add_argument("--n", type=int, default=16, help="rollouts of a round")
+    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--n", type=int, default=32, help="rollouts of a round")
     parser.add_argument("--image", help="default: a static busybox, made here")
     args = parser.parse_args()
     problem = engine_problem()
