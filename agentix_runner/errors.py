@@ -151,11 +151,15 @@ def describe(exc: BaseException, limit: int = 2000) -> str:
 
     At most `limit` characters: the text may come from a sandbox. An exception whose `str()` raises is named only.
     """
+    return one_line(type(exc).__name__, message_of(exc), limit)
+
+
+def message_of(exc: BaseException) -> str:
+    """`str(exc)`, or that it raised."""
     try:
-        text = str(exc)
+        return str(exc)
     except Exception as broken:
-        text = f"(its message can't be shown: str() raised {type(broken).__name__})"
-    return one_line(type(exc).__name__, text, limit)
+        return f"(its message can't be shown: str() raised {type(broken).__name__})"
 
 
 def one_line(name: str, text: str, limit: int = 2000) -> str:

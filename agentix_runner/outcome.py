@@ -5,7 +5,7 @@ from __future__ import annotations
 import traceback
 from typing import Any
 
-from .errors import BadOutcome, RemoteError, Stopped, describe, one_line
+from .errors import BadOutcome, RemoteError, Stopped, describe, message_of, one_line
 from .plain import patch_text, plain, plain_lenient
 from .records import NOT_RUN, Failure, Rollout
 from .retry import is_transient
@@ -60,7 +60,7 @@ def tell(phase: str, exc: BaseException) -> Failure:
     return Failure(
         phase=phase,
         type=exc.type_name if isinstance(exc, RemoteError) and exc.type_name else type(exc).__name__,
-        message=_text(exc)[:MESSAGE_CHARS],
+        message=message_of(exc)[:MESSAGE_CHARS],
         traceback=_traceback(exc)[-TRACEBACK_CHARS:],
         transient=is_transient(exc),
     )
@@ -80,13 +80,6 @@ def fail(rollout: Rollout, phase: str, exc: BaseException, told: Failure | None 
 
 def _as_dict(info: Any) -> dict[str, Any]:
     return info if isinstance(info, dict) else {"info": info}
-
-
-def _text(exc: BaseException) -> str:
-    try:
-        return str(exc)
-    except Exception as broken:
-        return f"(its message can't be shown: str() raised {type(broken).__name__})"
 
 
 def _traceback(exc: BaseException) -> str:

@@ -178,7 +178,7 @@ def test_a_machine_of_the_same_name_is_another_one(monkeypatch: pytest.MonkeyPat
     """Also where the process id and the namespace are the same: nothing is known of it, so that it counts as alive."""
     here = {**owners.owner(), owners.PID: "1", owners.START: "other"}
     assert owners.is_dead(here) is True
-    monkeypatch.setattr(owners, "_read", lambda path: "5ca1ab1e-0000-4000-8000-000000000000")
+    monkeypatch.setattr(owners, "boot_id", lambda: "5ca1ab1e-0000-4000-8000-000000000000")
     assert (owners.is_here(here), owners.is_dead(here)) == (False, False)
 
 

@@ -6,10 +6,12 @@
 
     collect.py, site.py   what goes into the tree: the interpreter; the packages
     assemble.py           the tree, as two layers, from this interpreter or (base.py) from a base image's
+    additions.py          what `--add` puts there besides, and the libraries that it needs
     elf.py, patchelf.py   what binaries need, and how they are told where it is
     layers.py             trees as tar files that are the same for the same content
     build.py, default.py  the image; the one for runs that name none
-    volumes.py            the volume that is mounted in sandboxes, one for each bundle
+    volumes.py, marks.py  the volume that is mounted in sandboxes, one for each bundle; who uses it
+    cache.py              where all that is made and kept on the host
 
 A sandbox runs the guard under `PYTHON -I -S`: isolated, so that the image's environment can't break it, and without
 `site`; SITE comes at the end of the path. Programs that are started with PYTHON without those flags find SITE too.

@@ -100,9 +100,8 @@ def local_client(workers: int, threads: int, resources: Mapping[str, float] | No
         stack.callback(_end, cluster)
         client = distributed.Client(cluster, timeout=CONNECT_S, set_as_default=False)
         stack.callback(_leave, client)
-        client.register_plugin(
-            _plugin(), name="ends-with-its-starter"
-        )  # before there are workers, so that none is without
+        # Before there are workers, so that none is without.
+        client.register_plugin(_plugin(), name="ends-with-its-starter")
         cluster.scale(workers)
         try:
             if workers:

@@ -174,11 +174,15 @@ def _is_special(path: str) -> bool:
 
 @functools.lru_cache(maxsize=1)
 def _node() -> str:
+    return f"{zlib.crc32(f'{socket.gethostname()} {pid_namespace()}'.encode()):08x}"
+
+
+def pid_namespace() -> str:
+    """Where process ids mean what they mean here, on this machine. "" where that can't be known."""
     try:
-        namespace = os.readlink("/proc/self/ns/pid")
+        return os.readlink("/proc/self/ns/pid")
     except OSError:
-        namespace = ""
-    return f"{zlib.crc32(f'{socket.gethostname()} {namespace}'.encode()):08x}"
+        return ""
 
 
 def started(pid: int) -> str:
@@ -200,12 +204,17 @@ def started(pid: int) -> str:
 
 
 @functools.lru_cache(maxsize=1)
-def _boot() -> str:
+def boot_id() -> str:
+    """Another one each time that a machine is booted. "" where that can't be known."""
     try:
         with open("/proc/sys/kernel/random/boot_id") as file:
-            return file.read(4) + "."
+            return file.read().strip()
     except OSError:
         return ""
+
+
+def _boot() -> str:
+    return f"{boot_id()[:4]}." if boot_id() else ""
 
 
 def _is_dead(name: str) -> bool:

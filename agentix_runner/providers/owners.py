@@ -11,7 +11,7 @@ import os
 import socket
 from collections.abc import Mapping
 
-from .directories import started
+from .directories import boot_id, pid_namespace, started
 
 RUN = "agentix.run_id"
 INSTANCE = "agentix.instance_id"
@@ -41,22 +41,7 @@ def host() -> str:
     Many machines have one name, and the first namespace has the same number on all. What was there before the machine
     was booted is not known from here; an engine removes that itself when it starts.
     """
-    return f"{socket.gethostname()}/{_read('/proc/sys/kernel/random/boot_id')[:13]}/{_namespace()}"
-
-
-def _namespace() -> str:
-    try:
-        return os.readlink("/proc/self/ns/pid").strip("pid:[]")
-    except OSError:
-        return ""
-
-
-def _read(path: str) -> str:
-    try:
-        with open(path) as file:
-            return file.read().strip()
-    except OSError:
-        return ""
+    return f"{socket.gethostname()}/{boot_id()[:13]}/{pid_namespace().strip('pid:[]')}"
 
 
 def is_here(labels: Mapping[str, str]) -> bool:
