@@ -349,7 +349,7 @@ def solve(sandbox, instance):
             import time
             time.sleep(20)
             os._exit(0)
-    print("ready", flush=True)
+    os.write(1, b"ready\\n")  # at once: print() writes the end of a line by itself, and there are two threads
     return calls[0].result()
 
 if __name__ == "__main__":
