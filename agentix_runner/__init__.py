@@ -16,15 +16,7 @@ if TYPE_CHECKING:
     from .protocols import Agent, AsyncSandbox, Dataset, Sandbox, SandboxProvider
     from .providers.docker import DockerProvider
     from .providers.local import LocalProvider
-    from .records import (
-        AgentResult,
-        Failure,
-        Resource,
-        RetryPolicy,
-        Rollout,
-        SandboxConfig,
-        Timeouts,
-    )
+    from .records import AgentResult, Failure, Resource, RetryPolicy, Rollout, SandboxConfig, Timeouts
     from .runner import iter_rollouts, rollout_one, run_rollouts
 
 _HOME = {

@@ -5,8 +5,8 @@ from __future__ import annotations
 import os
 import resource
 
-from .bridge import FDS_PER_LOOP
 from .errors import BadArgument
+from .rollout.bridge import FDS_PER_LOOP
 
 SPARE_FDS = 64
 """File descriptors left for everything else: the journal, logs, the adapters' own connections."""

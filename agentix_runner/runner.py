@@ -14,13 +14,14 @@ from concurrent.futures import Executor
 from contextlib import closing
 from typing import TYPE_CHECKING, Any
 
-from . import checks, descriptors
-from .batch import Batch
-from .executors import place_for
-from .notebook import Rollouts
+from . import descriptors
+from .batch import checks
+from .batch.batch import Batch
+from .batch.stopping import cleaning_up
+from .executors.executor import place_for
 from .records import RetryPolicy, Rollout, Timeouts
-from .rollout import Spec
-from .signals import cleaning_up
+from .report.notebook import Rollouts
+from .rollout.phases import Spec
 
 if TYPE_CHECKING:
     from .protocols import Agent, Dataset, SandboxProvider
@@ -69,7 +70,7 @@ def run_rollouts(
         on_result: called with each rollout that ran, as it ends.
         on_event: called with (instance id, phase) as a phase begins: "setup", "agent", "score".
         progress: "auto" (a bar in Jupyter, a line on a terminal), an object with the methods of
-            `agentix_runner.cli.progress.Progress`, or None.
+            `agentix_runner.report.progress.Progress`, or None.
         arguments: noted in `run_dir`, and part of what makes it the same run: how the adapters were made, say.
         executor: where rollouts run: any `concurrent.futures.Executor`; default: threads of its own. It is left as it
             is. `n_concurrent` of its workers are used, or as many as there are. With a `ThreadPoolExecutor` everything
@@ -188,7 +189,7 @@ def _prepare(
         )
     journal = None
     if run_dir is not None:
-        from .rundir import RunDir, identity_of
+        from .rundir.directory import RunDir, identity_of
 
         identity = identity_of(
             dataset=dataset, agent=agent, provider=provider, bundle=bundle, model=model, score=score,
@@ -251,6 +252,6 @@ def rollout_one(
 def _progress(progress: Any) -> Any:
     if not isinstance(progress, str):
         return progress
-    from .cli.progress import make_progress  # a library call without progress needs nothing of the command line
+    from .report.progress import make_progress  # a library call without progress needs nothing of the command line
 
     return make_progress(progress, sys.stderr)

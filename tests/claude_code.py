@@ -20,7 +20,7 @@ import docker
 import pytest
 from click.testing import CliRunner
 
-from agentix_runner.bundle.volumes import _pointer_name, bundle_volume
+from agentix_runner.bundle.mount import _pointer_name, bundle_volume
 from agentix_runner.cli.build import build
 
 from .swe_example import missing, required

@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator
 
 import pytest
 
-from agentix_runner import bridge, deadline
+from agentix_runner.rollout import bridge, slots
 
 from .claude_code import claude_bundle  # noqa: F401
 from .docker_tools import nothing_left, suite_bundle  # noqa: F401
@@ -21,7 +21,7 @@ from .swe_images import swe_row  # noqa: F401
 def short_grace(monkeypatch: pytest.MonkeyPatch) -> None:
     """Code that does not come back is given up after a moment, so that the test of it is quick."""
     monkeypatch.setattr(bridge, "LEFT_OVER_S", 0.1)
-    monkeypatch.setattr(deadline, "GRACE_S", 0.3)
+    monkeypatch.setattr(slots, "GRACE_S", 0.3)
 
 
 @pytest.fixture

@@ -16,9 +16,9 @@ import docker
 import docker.errors
 import pytest
 
-from agentix_runner.bundle.assemble import ThisPython
-from agentix_runner.bundle.build import build, find_project
 from agentix_runner.bundle.default import default_bundle
+from agentix_runner.bundle.image import build, find_project
+from agentix_runner.bundle.tree import ThisPython
 from agentix_runner.providers import owners
 
 HERE = Path(__file__).parent

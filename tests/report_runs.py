@@ -6,7 +6,7 @@ from collections.abc import Iterable
 from pathlib import Path
 
 from agentix_runner.records import Failure, Rollout
-from agentix_runner.rundir import RunDir
+from agentix_runner.rundir.directory import RunDir
 
 EVIL = "</script><script>window.pwned = 1</script><img src=x onerror='window.pwned = 2'>&lt;"
 ODD = "\x1b[31mred\x1b[0m \u202eright to left\u202c \u2028 \udc80"

@@ -253,7 +253,7 @@ def test_a_journal_that_can_not_be_written_stops_the_run_loudly(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A full disk: JournalError, sandboxes gone, nobody was told of the rollout that is not on disk."""
-    from agentix_runner.rundir import RunDir
+    from agentix_runner.rundir.directory import RunDir
 
     real, told, ledger = RunDir.record, [], Ledger()
 

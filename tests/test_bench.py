@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from agentix_runner import run_rollouts
-from agentix_runner.rundir import RunDir
+from agentix_runner.rundir.directory import RunDir
 from tests.bench import __main__ as bench
 from tests.bench import scale, show
 from tests.bench.overhead import Plain, Provider

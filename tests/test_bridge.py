@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 
 from agentix_runner import AgentResult, SandboxConfig, run_rollouts
-from agentix_runner.bridge import drive, is_async, is_async_provider
+from agentix_runner.rollout.bridge import drive, is_async, is_async_provider
 from agentix_runner.threads import DaemonExecutor
 from tests.conftest import eventually
 from tests.fakes import (

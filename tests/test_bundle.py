@@ -21,8 +21,8 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from agentix_runner._version import __version__
-from agentix_runner.bundle import additions, assemble, cache, collect, elf, layers, packages, patchelf, seed
-from agentix_runner.bundle.build import checked_tag, find_project
+from agentix_runner.bundle import additions, cache, elf, interpreter, layers, patchelf, project, seed, tree
+from agentix_runner.bundle.image import checked_tag, find_project
 from agentix_runner.errors import BadArgument, BundleError
 
 linux = pytest.mark.skipif(not sys.platform.startswith("linux"), reason="bundles are made on Linux")
@@ -175,7 +175,7 @@ def test_an_archive_is_unpacked_as_it_is(tmp_path: Path) -> None:
 @linux
 def test_a_program_names_its_loader_and_libraries() -> None:
     """A program's loader is read from it, and asked for the libraries; a library has no loader of its own."""
-    facts = collect.python_facts()
+    facts = interpreter.python_facts()
     if facts["loader"] is None:
         pytest.skip("this Python is static")
     assert os.path.isfile(facts["loader"])
@@ -232,8 +232,8 @@ def test_an_interpreter_that_can_not_be_copied_says_so(
     """Python elsewhere than on Linux, other than CPython, or older than 3.10 is refused with the reason."""
     monkeypatch.setattr(sys, "platform", "linux")
     monkeypatch.setattr(sys, attribute, value)
-    with pytest.raises(collect.CannotCollect, match=message):
-        collect.python_facts()
+    with pytest.raises(interpreter.CannotCollect, match=message):
+        interpreter.python_facts()
 
 
 @pytest.fixture(scope="module")
@@ -242,7 +242,7 @@ def python_tree(tmp_path_factory: pytest.TempPathFactory) -> Path:
     if not sys.platform.startswith("linux"):
         pytest.skip("bundles are made on Linux")
     root = tmp_path_factory.mktemp("python") / "tree"
-    collect.collect_python(str(root))
+    interpreter.collect_python(str(root))
     return root
 
 
@@ -296,7 +296,7 @@ def test_pip_installs_and_the_host_is_forgotten(tmp_path: Path) -> None:
     make_wheel(tmp_path, scripts="sample-run = sample:main")
     lines: list[str] = []
     site, scripts = tmp_path / "site", tmp_path / "scripts"
-    packages.install(
+    project.install(
         str(site),
         str(scripts),
         ["./sample-1.0-py3-none-any.whl"],
@@ -318,15 +318,15 @@ def test_pip_installs_and_the_host_is_forgotten(tmp_path: Path) -> None:
 
 def test_pip_that_fails_says_why(tmp_path: Path) -> None:
     """A requirement that can't be had is told in pip's own words."""
-    with pytest.raises(collect.CannotCollect, match=r"pip ended with 1: ERROR: .*no-such-thing"):
-        packages.install(str(tmp_path / "s"), str(tmp_path / "b"), ["no-such-thing"], pip_args=["--no-index"])
+    with pytest.raises(interpreter.CannotCollect, match=r"pip ended with 1: ERROR: .*no-such-thing"):
+        project.install(str(tmp_path / "s"), str(tmp_path / "b"), ["no-such-thing"], pip_args=["--no-index"])
 
 
 def test_an_editable_install_is_refused(tmp_path: Path) -> None:
     """An editable install is refused, because it is only a pointer to the host."""
     (tmp_path / "__editable__.sample-1.0.pth").write_text("/home/me/sample\n")
-    with pytest.raises(collect.CannotCollect, match="without -e"):
-        packages._forget_host(str(tmp_path), str(tmp_path / "bin"))
+    with pytest.raises(interpreter.CannotCollect, match="without -e"):
+        project._forget_host(str(tmp_path), str(tmp_path / "bin"))
 
 
 def test_long_shebangs_are_replaced_too(tmp_path: Path) -> None:
@@ -335,7 +335,7 @@ def test_long_shebangs_are_replaced_too(tmp_path: Path) -> None:
     (tmp_path / "bin").mkdir()
     (tmp_path / "bin" / "long").write_bytes(b"#!/bin/sh\n'''exec' /very/long/python3 \"$0\" \"$@\"\n' '''\nimport x\n")
     (tmp_path / "bin" / "shell").write_bytes(b"#!/bin/sh\necho\n")
-    packages._forget_host(str(tmp_path), str(tmp_path / "scripts"))
+    project._forget_host(str(tmp_path), str(tmp_path / "scripts"))
     assert (tmp_path / "scripts" / "long").read_bytes() == b"#!/agentix/bin/python\nimport x\n"
     assert (tmp_path / "scripts" / "shell").read_bytes() == b"#!/bin/sh\necho\n"
 
@@ -350,7 +350,7 @@ def test_what_pip_chose_stays_but_for_our_own(tmp_path: Path) -> None:
     for folder in ("attr", "attrs-1.dist-info", "agentix_runner", "agentix_runner-1.dist-info"):
         (site / folder).mkdir(parents=True)
         (site / folder / "from").write_text("pip")
-    packages.add_seed(str(site), str(brought))
+    project.add_seed(str(site), str(brought))
     assert {path.parent.name: path.read_text() for path in site.rglob("from")} == {
         "attr": "pip",
         "attrs-1.dist-info": "pip",
@@ -366,7 +366,7 @@ def test_a_project_that_needs_agentix_runner_brings_none_of_the_hosts_side(tmp_p
     stand_in = seed.write_stand_in(tmp_path)
     make_wheel(tmp_path, requires=f"agentix-runner>={__version__}")
     site = tmp_path / "site"
-    packages.install(
+    project.install(
         str(site),
         str(tmp_path / "b"),
         [str(stand_in), "./sample-1.0-py3-none-any.whl"],
@@ -384,7 +384,7 @@ def test_the_host_brings_what_a_sandbox_imports(tmp_path: Path) -> None:
     """The host's part runs under `-I -S` with nothing else on the path: the remote side, and the names that project
     modules import."""
     seed.write_seed(tmp_path / "seed")
-    packages.add_seed(str(tmp_path / "site"), str(tmp_path / "seed"))
+    project.add_seed(str(tmp_path / "site"), str(tmp_path / "seed"))
     code = (
         f"import sys; sys.path.append({str(tmp_path / 'site')!r})\n"
         "import importlib.metadata, agentix_runner.remote.tools, cloudpickle\n"
@@ -410,7 +410,7 @@ def test_assembling_again_gives_the_same_and_takes_the_cached_python(
         if len(made) == 3:
             next((tmp_path / "two").glob("python-*.tar")).write_bytes(b"spoilt")
         lines: list[str] = []
-        with assemble.assembled(assemble.ThisPython(), on_line=lines.append) as parts:
+        with tree.assembled(tree.ThisPython(), on_line=lines.append) as parts:
             digests = [layer.digest for layer in parts.layers]
             made.append((digests, any(line.startswith("copying Python") for line in lines)))
     copied = [was_copied for _, was_copied in made]
@@ -429,7 +429,7 @@ def test_a_project_is_copied_without_what_is_no_part_of_it(tmp_path: Path) -> No
     (source / "env" / "pyvenv.cfg").write_text("")
     os.mkfifo(source / "pkg" / "pipe")
     (source / "pkg" / "link").symlink_to("nowhere")
-    assemble.copy_project(source, tmp_path / "target")
+    tree.copy_project(source, tmp_path / "target")
     found = sorted(str(path.relative_to(tmp_path / "target")) for path in (tmp_path / "target").rglob("*"))
     assert found == [".git", ".git/file", "pkg", "pkg/build", "pkg/build/file", "pkg/link"]
 

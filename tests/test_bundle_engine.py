@@ -17,13 +17,13 @@ import docker
 import docker.errors
 import pytest
 
-from agentix_runner.bundle import DIGEST_LABEL, PYTHON, PYTHON_LABEL, ROOT, VERSION_LABEL, layers, volumes
-from agentix_runner.bundle.base import BaseImage
-from agentix_runner.bundle.build import build
+from agentix_runner.bundle import DIGEST_LABEL, PYTHON, PYTHON_LABEL, ROOT, VERSION_LABEL, layers, mount
+from agentix_runner.bundle.base_image import BaseImage
 from agentix_runner.bundle.default import default_bundle
+from agentix_runner.bundle.image import build
 from agentix_runner.errors import BundleError
 from agentix_runner.providers import owners
-from agentix_runner.providers.container import COMMAND
+from agentix_runner.providers.docker.container import COMMAND
 
 pytestmark = pytest.mark.skipif(not sys.platform.startswith("linux"), reason="bundles are made on Linux")
 
@@ -132,7 +132,7 @@ print(json.dumps({
 def test_the_python_runs_where_there_is_nothing(engine: docker.DockerClient, bundle: str, busybox: str) -> None:
     """The default bundle's Python runs in an image that holds a static busybox: TLS, SQLite, C calls, child processes
     of itself, compression. No network, a read-only root, a read-only volume."""
-    volume = volumes.bundle_volume(engine, bundle)
+    volume = mount.bundle_volume(engine, bundle)
     said = json.loads(run(engine, busybox, volume, PYTHON, "-I", "-S", "-c", _WORKS))
     assert said == {
         "version": HOST_VERSION,
@@ -154,13 +154,13 @@ def test_the_python_runs_where_there_is_nothing(engine: docker.DockerClient, bun
 
 def test_the_python_runs_where_nothing_can(engine: docker.DockerClient, bundle: str, empty: str) -> None:
     """The bundle's Python runs in an image that has no program at all."""
-    volume = volumes.bundle_volume(engine, bundle)
+    volume = mount.bundle_volume(engine, bundle)
     assert run(engine, empty, volume, PYTHON, "-I", "-S", "-c", "print(6 * 7)") == "42\n"
 
 
 def test_the_images_own_settings_do_not_break_it(engine: docker.DockerClient, bundle: str, debian: str) -> None:
     """Neither an image's Python settings nor its library path make the bundle's Python take anything else's."""
-    volume = volumes.bundle_volume(engine, bundle)
+    volume = mount.bundle_volume(engine, bundle)
     environment = {"PYTHONHOME": "/nowhere", "PYTHONPATH": "/tmp", "LD_LIBRARY_PATH": "/lib/x86_64-linux-gnu:/usr/lib"}
     code = "import ssl, sqlite3\nprint([line.split()[-1] for line in open('/proc/self/maps') if '.so' in line])"
     said = run(engine, debian, volume, PYTHON, "-I", "-S", "-c", code, environment=environment)
@@ -169,7 +169,7 @@ def test_the_images_own_settings_do_not_break_it(engine: docker.DockerClient, bu
 
 def test_a_sandboxs_first_process_is_there(engine: docker.DockerClient, bundle: str, busybox: str) -> None:
     """The guard starts from the bundle, and ends where the host hangs up at once."""
-    volume = volumes.bundle_volume(engine, bundle)
+    volume = mount.bundle_volume(engine, bundle)
     assert run(engine, busybox, volume, *COMMAND).split() == ["agentix-guard:", "exit=0", "oom=0"]
 
 
@@ -280,7 +280,7 @@ def test_a_projects_functions_are_in_the_bundle(
     image = engine.images.get(tag)
     assert image.labels[DIGEST_LABEL] == out.split()[1]
 
-    volume = volumes.bundle_volume(engine, tag)
+    volume = mount.bundle_volume(engine, tag)
     code_there = (
         "import sys; sys.path.append('/agentix/site-packages'); import tinyproject; print(tinyproject.VALUE,"
         " tinyproject.__file__)"
@@ -311,7 +311,7 @@ def test_an_added_program_has_its_libraries(
     program = Path("/bin/ls").resolve()
     code, _, err = agentix("build", "-t", tag, "--from-host", "-q", "--add", f"{program}:tool/it")
     assert (code, err) == (0, "")
-    volume = volumes.bundle_volume(engine, tag)
+    volume = mount.bundle_volume(engine, tag)
     script = "exec /agentix/lib/ld-linux-* --library-path /agentix/lib /agentix/tool/it --version"
     assert run(engine, busybox, volume, "/bin/sh", "-c", script).startswith("ls (GNU coreutils)")
     said = run(engine, busybox, volume, "/bin/sha256sum", "/agentix/tool/it")
@@ -326,7 +326,7 @@ def test_a_bundle_of_another_images_python(
     project = make_project(tmp_path / "project", 42)
     code, _, err = agentix("build", str(project), "-t", tag, "--base", debian_python, "--pip-arg=--no-index")
     assert code == 0, err
-    volume = volumes.bundle_volume(engine, tag)
+    volume = mount.bundle_volume(engine, tag)
     code_there = "import tinyproject, ssl, sqlite3, sys; print(tinyproject.VALUE, sys.prefix, sys.version.split()[0])"
     said = run(engine, busybox, volume, PYTHON, "-c", code_there)
     assert said == f"42 /agentix {engine.images.get(tag).labels[PYTHON_LABEL]}\n"
@@ -376,11 +376,11 @@ def test_a_volume_is_made_once(engine: docker.DockerClient, load: Load, busybox:
     """A bundle's volume holds what its image holds below /agentix; asked again it is the same one. No container is
     left."""
     tag = load()
-    volume = volumes.bundle_volume(engine, tag)
+    volume = mount.bundle_volume(engine, tag)
     assert run(engine, busybox, volume, "/bin/ls", "/agentix/bin").split() == ["busybox", "nonce", "python"]
-    assert volumes.bundle_volume(engine, tag) == volume
+    assert mount.bundle_volume(engine, tag) == volume
     assert volumes_of(engine, tag) == [volume.rpartition("-")[0], volume]
-    assert engine.api.containers(all=True, filters={"label": f"{volumes.FILL_LABEL}={volume}"}) == []
+    assert engine.api.containers(all=True, filters={"label": f"{mount.FILL_LABEL}={volume}"}) == []
 
 
 _MAKE = """
@@ -388,7 +388,7 @@ import sys, docker
 from agentix_runner.bundle import volumes
 {before}
 client = docker.from_env()
-print(volumes.bundle_volume(client, sys.argv[1]))
+print(mount.bundle_volume(client, sys.argv[1]))
 client.close()
 """
 
@@ -413,13 +413,13 @@ def test_a_process_killed_in_the_middle_leaves_no_half_volume_in_use(engine: doc
     killed = subprocess.run([sys.executable, "-c", _MAKE.format(before=before), tag], timeout=100, check=False)
     assert killed.returncode == -9
     (abandoned,) = volumes_of(engine, tag)
-    assert abandoned not in volumes.unused_volumes(engine)
+    assert abandoned not in mount.unused_volumes(engine)
     labels = engine.api.inspect_container(f"{abandoned}-fill")["Config"]["Labels"]
     assert owners.is_dead(labels)
-    volume = volumes.bundle_volume(engine, tag)
+    volume = mount.bundle_volume(engine, tag)
     assert volume != abandoned
     engine.api.remove_container(f"{abandoned}-fill", force=True)
-    unused = volumes.unused_volumes(engine)
+    unused = mount.unused_volumes(engine)
     assert abandoned in unused
     assert volume not in unused
 
@@ -427,13 +427,13 @@ def test_a_process_killed_in_the_middle_leaves_no_half_volume_in_use(engine: doc
 def test_a_volume_that_somebody_removed_is_made_again(engine: docker.DockerClient, load: Load, busybox: str) -> None:
     """Where the contents were removed by hand, or came back empty by being mounted, they are made anew."""
     tag = load()
-    volume = volumes.bundle_volume(engine, tag)
+    volume = mount.bundle_volume(engine, tag)
     engine.api.remove_volume(volume)
-    second = volumes.bundle_volume(engine, tag)
+    second = mount.bundle_volume(engine, tag)
     assert second != volume
     engine.api.remove_volume(second)
     engine.api.create_volume(second)
-    third = volumes.bundle_volume(engine, tag)
+    third = mount.bundle_volume(engine, tag)
     assert run(engine, busybox, third, "/bin/ls", "/agentix/bin/python") == "/agentix/bin/python\n"
     engine.api.remove_volume(second)
 
@@ -442,20 +442,20 @@ def test_volumes_without_an_image_are_unused(engine: docker.DockerClient, load: 
     """A bundle's volumes are kept while its image is there or a container uses them, then removed, contents first;
     another's volume never is."""
     tag = load()
-    volume = volumes.bundle_volume(engine, tag)
+    volume = mount.bundle_volume(engine, tag)
     pointer = volume.rpartition("-")[0]
     foreign = engine.volumes.create(f"agentix-bundle-{secrets.token_hex(4)}")
-    mount = docker.types.Mount(ROOT, volume, type="volume", read_only=True, no_copy=True)
-    user = engine.containers.create(busybox, ["true"], mounts=[mount])
+    mounted = docker.types.Mount(ROOT, volume, type="volume", read_only=True, no_copy=True)
+    user = engine.containers.create(busybox, ["true"], mounts=[mounted])
     try:
-        assert not {volume, pointer} & set(volumes.unused_volumes(engine))
+        assert not {volume, pointer} & set(mount.unused_volumes(engine))
         engine.images.remove(tag, force=True)
-        assert not {volume, pointer} & set(volumes.unused_volumes(engine))
+        assert not {volume, pointer} & set(mount.unused_volumes(engine))
         user.remove()
-        found = [name for name in volumes.remove_unused_volumes(engine, dry_run=True) if name in (volume, pointer)]
+        found = [name for name in mount.remove_unused_volumes(engine, dry_run=True) if name in (volume, pointer)]
         assert found == [volume, pointer]
         assert volume in bundle_volumes(engine)
-        removed = volumes.remove_unused_volumes(engine)
+        removed = mount.remove_unused_volumes(engine)
         assert [name for name in removed if name in (volume, pointer)] == [volume, pointer]
         assert not {volume, pointer} & set(bundle_volumes(engine))
         assert foreign.name in [each.name for each in engine.volumes.list()]
@@ -468,13 +468,13 @@ def test_one_that_is_used_after_all_is_left_alone(
 ) -> None:
     """A volume that a container took between the look and the removal stays, and so does its pointer."""
     tag = load()
-    volume = volumes.bundle_volume(engine, tag)
+    volume = mount.bundle_volume(engine, tag)
     pointer = volume.rpartition("-")[0]
-    mount = docker.types.Mount(ROOT, volume, type="volume", read_only=True, no_copy=True)
-    user = engine.containers.create(busybox, ["true"], mounts=[mount])
+    mounted = docker.types.Mount(ROOT, volume, type="volume", read_only=True, no_copy=True)
+    user = engine.containers.create(busybox, ["true"], mounts=[mounted])
     try:
-        monkeypatch.setattr(volumes, "unused_volumes", lambda client: [volume, pointer])
-        assert volumes.remove_unused_volumes(engine) == []
+        monkeypatch.setattr(mount, "unused_volumes", lambda client: [volume, pointer])
+        assert mount.remove_unused_volumes(engine) == []
         assert {volume, pointer} <= set(bundle_volumes(engine))
     finally:
         user.remove()
@@ -483,9 +483,9 @@ def test_one_that_is_used_after_all_is_left_alone(
 def test_what_is_no_bundle_is_refused(engine: docker.DockerClient, busybox: str) -> None:
     """An image that is missing, and one that is no bundle, are errors that name it and say what to do."""
     with pytest.raises(BundleError, match=r"no image nothing:1: make it with `agentix build -t nothing:1`"):
-        volumes.bundle_volume(engine, "nothing:1")
+        mount.bundle_volume(engine, "nothing:1")
     with pytest.raises(BundleError, match=r"agentix-test/busybox:1 is no bundle"):
-        volumes.bundle_volume(engine, busybox)
+        mount.bundle_volume(engine, busybox)
 
 
 @pytest.mark.parametrize(
@@ -503,6 +503,6 @@ def test_a_bundle_that_does_not_run_leaves_nothing(
     left."""
     tag = load(program, architecture)
     with pytest.raises(BundleError, match=message):
-        volumes.bundle_volume(engine, tag)
+        mount.bundle_volume(engine, tag)
     assert volumes_of(engine, tag) == []
     assert [c["Names"] for c in engine.api.containers(all=True) if tag in c["Image"]] == []

@@ -19,7 +19,7 @@ import docker.errors
 import pytest
 
 from agentix_runner import DockerProvider, SandboxConfig
-from agentix_runner.bundle import BUNDLE_LABEL, DIGEST_LABEL, marks, volumes
+from agentix_runner.bundle import BUNDLE_LABEL, DIGEST_LABEL, marks, mount
 from agentix_runner.errors import SandboxStartError
 
 from . import docker_functions as there
@@ -101,7 +101,7 @@ def test_a_live_process_keeps_its_volume_between_sandboxes(
     digest = engine.images.get(own_bundle).labels[DIGEST_LABEL].rpartition(":")[2][:24]
 
     def removed() -> list[str]:
-        return [name for name in volumes.remove_unused_volumes(engine) if digest in name]
+        return [name for name in mount.remove_unused_volumes(engine) if digest in name]
 
     provider = DockerProvider()
     config = SandboxConfig(image=busybox, bundle=own_bundle)
@@ -109,7 +109,7 @@ def test_a_live_process_keeps_its_volume_between_sandboxes(
         assert sandbox.remote(there.double, 21) == 42
     engine.images.remove(own_bundle, force=True)
     assert containers_of(engine) == []
-    assert [name for name in volumes.unused_volumes(engine) if digest in name] == []
+    assert [name for name in mount.unused_volumes(engine) if digest in name] == []
     assert removed() == []
     with provider.session(config) as sandbox:
         assert sandbox.remote(there.double, 21) == 42
@@ -127,7 +127,7 @@ def test_an_empty_volume_in_the_place_of_a_removed_one_is_unused(
     config = SandboxConfig(image=busybox, bundle=own_bundle)
     with provider.session(config) as sandbox:
         assert sandbox.remote(there.double, 21) == 42
-    volume = volumes.bundle_volume(engine, own_bundle)
+    volume = mount.bundle_volume(engine, own_bundle)
     engine.api.remove_volume(volume)
 
     def start(self: Any, *args: Any, **kwargs: Any) -> None:
@@ -140,4 +140,4 @@ def test_an_empty_volume_in_the_place_of_a_removed_one_is_unused(
     assert engine.api.inspect_volume(volume)["Labels"] == {BUNDLE_LABEL: "1"}
     del provider, sandbox
     gc.collect()
-    assert volume in volumes.remove_unused_volumes(engine)
+    assert volume in mount.remove_unused_volumes(engine)

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from agentix_runner import AgentResult, RetryPolicy, Timeouts, run_rollouts
-from agentix_runner import checks as checks_module
+from agentix_runner.batch import checks as checks_module
 from agentix_runner.errors import BadAdapter, BadArgument
 from tests.fakes import AsyncAgent, AsyncDataset, AsyncProvider, Ledger, PlainAgent, PlainDataset, SyncProvider
 

@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
-from agentix_runner.checks import instance_id_of
-from agentix_runner.cli.choose import choose
+from agentix_runner.batch.checks import instance_id_of
+from agentix_runner.cli.select import choose
 from agentix_runner.errors import BadArgument
 
 TEN = [{"id": f"task/{i}"} for i in range(10)]

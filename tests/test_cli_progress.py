@@ -13,10 +13,10 @@ from collections.abc import Iterator
 
 import pytest
 
-from agentix_runner.cli.progress import LogProgress, NotebookProgress, TerminalProgress, make_progress
-from agentix_runner.cli.tally import Tally
+from agentix_runner.batch.counts import Tally
 from agentix_runner.errors import BadArgument
 from agentix_runner.records import NOT_RUN, Rollout
+from agentix_runner.report.progress import LogProgress, NotebookProgress, TerminalProgress, make_progress
 
 
 class Clock:
@@ -371,7 +371,7 @@ class TestChoice:
     def test_light(self) -> None:
         """The library's progress needs neither click nor tqdm nor docker, unless it is a notebook's."""
         code = """
-            import sys, agentix_runner.cli.progress as progress
+            import sys, agentix_runner.report.progress as progress
             progress.make_progress("auto", sys.stderr)
             print(sorted({"click", "tqdm", "docker", "asyncio"} & set(sys.modules)))
         """

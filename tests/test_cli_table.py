@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import click
 
-from agentix_runner.cli.table import table
 from agentix_runner.records import NOT_RUN, Failure, Rollout
-from agentix_runner.summary import summarize
+from agentix_runner.report.terminal import table
+from agentix_runner.rundir.summary import summarize
 from agentix_runner.text import clean, cut_to, printable, seconds
 
 

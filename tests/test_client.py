@@ -19,12 +19,14 @@ import pytest
 
 from agentix_runner import LocalProvider, SandboxConfig, __version__
 from agentix_runner.errors import BadResult, CallError, SandboxDied, SandboxStartError
-from agentix_runner.remote import calls, client, frames, worker
-from agentix_runner.remote.calls import Reach, make_call
-from agentix_runner.remote.client import RemoteSandbox
-from agentix_runner.remote.codec import encode
-from agentix_runner.remote.frames import Frame, FrameReader
-from agentix_runner.remote.transport import Ended, Transport
+from agentix_runner.remote.host import calls, connection
+from agentix_runner.remote.host.calls import Reach, make_call
+from agentix_runner.remote.host.connection import RemoteSandbox
+from agentix_runner.remote.host.transport import Ended, Transport
+from agentix_runner.remote.sandbox import worker
+from agentix_runner.remote.wire import frames
+from agentix_runner.remote.wire.codec import encode
+from agentix_runner.remote.wire.frames import Frame, FrameReader
 
 from . import wire_functions as remote
 
@@ -350,7 +352,7 @@ def test_on_log_that_never_returns_does_not_hold_up_the_end(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     """close() waits for it a while, says so, and frees the rest."""
-    monkeypatch.setattr(client, "_PATIENCE", 0.05)
+    monkeypatch.setattr(connection, "_PATIENCE", 0.05)
     entered, leave = threading.Event(), threading.Event()
 
     def on_log(data: bytes) -> None:
@@ -442,7 +444,7 @@ def run_elsewhere(parts: list[bytes | memoryview], tmp_path: Path) -> str:
         (folder / source.name).symlink_to(source)
     code = (
         f"import sys; sys.path.append({str(folder)!r})\n"
-        "from agentix_runner.remote.worker import load_call\n"
+        "from agentix_runner.remote.sandbox.worker import load_call\n"
         f"function, args, kwargs = load_call(open({str(tmp_path / 'call')!r}, 'rb').read())\n"
         "print(repr(function(*args, **kwargs)))\n"
     )

@@ -12,8 +12,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from agentix_runner.remote import codec
-from agentix_runner.remote.codec import Malformed, Unsendable, decode, encode
+from agentix_runner.remote.wire import codec
+from agentix_runner.remote.wire.codec import Malformed, Unsendable, decode, encode
 
 from . import wire_functions as remote
 

@@ -19,7 +19,7 @@ import psutil
 import pytest
 
 from agentix_runner import AgentResult, LocalProvider, RetryPolicy, Rollout, run_rollouts
-from agentix_runner.cli.cluster import local_client
+from agentix_runner.cli.dask import local_client
 from agentix_runner.errors import BadArgument
 from agentix_runner.providers.docker import DockerProvider
 from agentix_runner.remote.tools import bash
@@ -28,7 +28,7 @@ from tests.fakes import PlainDataset
 from tests.test_executors import Boxes, Locked, Plain, Scripted, instances
 
 distributed = pytest.importorskip("distributed")
-executor_cluster: Any = pytest.importorskip("agentix_runner.executors.cluster")
+executor_cluster: Any = pytest.importorskip("agentix_runner.executors.dask")
 
 ROOT = Path(__file__).parents[1]
 

@@ -19,7 +19,7 @@ from typing import Any
 import psutil
 import pytest
 
-from agentix_runner.cli import cluster
+from agentix_runner.cli import dask as dask_command
 from tests.conftest import eventually
 from tests.test_dask import journal, lines, new_cluster, sandboxes
 
@@ -201,7 +201,7 @@ def test_ctrl_c_while_workers_start_leaves_none(tmp_path: Path, after_s: float) 
 
 def test_workers_end_where_dask_does_not_end_them(monkeypatch: pytest.MonkeyPatch) -> None:
     """A cluster whose loop hangs is left after a moment, and its workers are killed."""
-    monkeypatch.setattr(cluster, "CLOSE_S", 0.2)
+    monkeypatch.setattr(dask_command, "CLOSE_S", 0.2)
     hangs, leave = threading.Event(), threading.Event()
     with new_cluster(2) as client:
         eventually(lambda: len(client.cluster.workers) == 2)  # started, in the eyes of Dask too

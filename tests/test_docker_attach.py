@@ -13,9 +13,9 @@ from pathlib import Path
 
 import pytest
 
-from agentix_runner.providers import attach
-from agentix_runner.providers.attach import AttachTransport
-from agentix_runner.remote.guard import LAST_WORDS
+from agentix_runner.providers.docker import attach
+from agentix_runner.providers.docker.attach import AttachTransport
+from agentix_runner.remote.sandbox.guard import LAST_WORDS
 
 # A key and a certificate for nobody, for these tests alone.
 CERTIFICATE = """\

@@ -17,10 +17,11 @@ import pytest
 from click.testing import CliRunner, Result
 
 from agentix_runner import DockerProvider, SandboxConfig
-from agentix_runner.bundle import volumes
+from agentix_runner.bundle import mount
 from agentix_runner.cli.main import main
-from agentix_runner.providers import owners, sweep
+from agentix_runner.providers import owners
 from agentix_runner.providers.directories import started
+from agentix_runner.providers.docker import sweep
 
 from . import docker_functions as there
 
@@ -73,7 +74,7 @@ def asked(monkeypatch: pytest.MonkeyPatch) -> list[bool]:
         asked.append(dry_run)
         return ["agentix-bundle-x"]
 
-    monkeypatch.setattr(volumes, "remove_unused_volumes", remove_unused_volumes)
+    monkeypatch.setattr(mount, "remove_unused_volumes", remove_unused_volumes)
     return asked
 
 

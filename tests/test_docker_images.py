@@ -17,7 +17,7 @@ import pytest
 
 from agentix_runner import AgentResult, DockerProvider, RetryPolicy, SandboxConfig, run_rollouts
 from agentix_runner.errors import SandboxStartError
-from agentix_runner.providers import images, pulls
+from agentix_runner.providers.docker import images, pulls
 
 from . import docker_functions as there
 from .conftest import eventually

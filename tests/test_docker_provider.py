@@ -19,7 +19,7 @@ import pytest
 from agentix_runner import AgentResult, DockerProvider, Resource, SandboxConfig, run_rollouts
 from agentix_runner.errors import BadArgument, CallError, SandboxError, SandboxStartError
 from agentix_runner.providers import load_provider, owners
-from agentix_runner.remote.client import RemoteSandbox
+from agentix_runner.remote.host.connection import RemoteSandbox
 from agentix_runner.remote.tools import bash
 
 from . import docker_functions as there

@@ -19,8 +19,8 @@ import pytest
 
 from agentix_runner import DockerProvider, SandboxConfig
 from agentix_runner.errors import SandboxDied, SandboxStartError
-from agentix_runner.providers.contexts import DEFAULT, Endpoint, find_endpoint
-from agentix_runner.providers.engine import _tls
+from agentix_runner.providers.docker.contexts import DEFAULT, Endpoint, find_endpoint
+from agentix_runner.providers.docker.engine import _tls
 
 from . import docker_functions as there
 from .conftest import eventually

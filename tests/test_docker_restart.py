@@ -211,7 +211,7 @@ def test_no_permission_is_a_clear_error(tmp_path: Path) -> None:
         os.chmod(path, 0o600)
         code = (
             "import os; from agentix_runner import AgentResult, DockerProvider, SandboxConfig\n"
-            "import docker, requests, agentix_runner.providers.container, agentix_runner.providers.sweep\n"
+            "import docker, requests, agentix_runner.providers.docker.container, agentix_runner.providers.docker.sweep\n"
             "os.setuid(65534)\n"
             "try: DockerProvider().session(SandboxConfig(image='x')).__enter__()\n"
             "except Exception as error: print(type(error).__name__, error)\n"

@@ -19,7 +19,15 @@ from typing import Any
 
 import pytest
 
-from agentix_runner import AgentResult, LocalProvider, RetryPolicy, Rollout, SandboxConfig, iter_rollouts, run_rollouts
+from agentix_runner import (
+    AgentResult,
+    LocalProvider,
+    RetryPolicy,
+    Rollout,
+    SandboxConfig,
+    iter_rollouts,
+    run_rollouts,
+)
 from agentix_runner.errors import BadArgument
 from agentix_runner.remote.tools import bash
 from tests.conftest import eventually

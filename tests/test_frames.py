@@ -4,8 +4,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from agentix_runner.remote import frames
-from agentix_runner.remote.frames import Frame, FrameError, FrameReader, Truncated
+from agentix_runner.remote.wire import frames
+from agentix_runner.remote.wire.frames import Frame, FrameError, FrameReader, Truncated
 
 
 def reader_of(data: bytes, step: int = 1 << 20) -> FrameReader:

@@ -16,8 +16,8 @@ import pytest
 
 from agentix_runner import LocalProvider, SandboxConfig
 from agentix_runner.errors import SandboxDied, SandboxError
-from agentix_runner.remote import guard
-from agentix_runner.remote.trees import remove_tree
+from agentix_runner.remote.sandbox import guard
+from agentix_runner.remote.sandbox.remove_tree import remove_tree
 
 from . import wire_functions as remote
 
@@ -146,7 +146,7 @@ def test_nothing_is_left_when_the_guard_is_attacked(
     number: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A sandbox that kills or stops its guard is swept by the host, its daemons too, and its end is not confirmed."""
-    monkeypatch.setattr("agentix_runner.remote.client.RELEASE_LIMIT_S", 0.5)
+    monkeypatch.setattr("agentix_runner.remote.host.connection.RELEASE_LIMIT_S", 0.5)
     notes = str(tmp_path / "notes")
     # A guard that is stopped may still be seen to its end.
     end = pytest.raises(SandboxError, match="did not end") if number == signal.SIGKILL else suppress(SandboxError)

@@ -11,7 +11,7 @@ from typing import Any
 import attrs
 import pytest
 
-from agentix_runner.identity import differences, identity_of, without_secrets
+from agentix_runner.rundir.identity import differences, identity_of, without_secrets
 
 
 class Plain:

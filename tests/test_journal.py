@@ -12,11 +12,11 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from agentix_runner import journal as journal_module
 from agentix_runner.errors import BadOutcome, JournalError
-from agentix_runner.journal import BrokenLine, Journal, decode, encode, key_of, read_at, scan
-from agentix_runner.plain import plain, plain_lenient
 from agentix_runner.records import Failure, Rollout
+from agentix_runner.rundir import journal as journal_module
+from agentix_runner.rundir.journal import BrokenLine, Journal, decode, encode, key_of, read_at, scan
+from agentix_runner.rundir.jsonable import plain, plain_lenient
 
 _texts = st.text(st.characters(exclude_categories=()))
 _floats = st.floats(allow_nan=False, allow_infinity=False)

@@ -12,7 +12,7 @@ from hypothesis import assume, example, given
 from hypothesis import strategies as st
 
 from agentix_runner.errors import BadArgument
-from agentix_runner.names import instance_of, is_cut, safe_file_name, safe_file_names, safe_name
+from agentix_runner.rundir.names import instance_of, is_cut, safe_file_name, safe_file_names, safe_name
 
 _ids = st.text(st.characters(exclude_categories=()), min_size=1) | st.text("aAbB.~%/-_0", min_size=1)
 _attempts = st.integers(0, 3) | st.integers(0, 10**9)

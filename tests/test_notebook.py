@@ -20,8 +20,8 @@ import pytest
 
 from agentix_runner import Rollout, run_rollouts
 from agentix_runner.errors import BadArgument
-from agentix_runner.notebook import SHOWN, Rollouts
 from agentix_runner.records import NOT_RUN
+from agentix_runner.report.notebook import SHOWN, Rollouts
 
 from .fakes import PlainAgent, PlainDataset, SyncProvider
 from .report_runs import EVIL, ODD, PATCH, every_kind

@@ -18,9 +18,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from agentix_runner import plain as plain_module
 from agentix_runner.errors import BadOutcome
-from agentix_runner.plain import patch_bytes, patch_text, plain, plain_lenient
+from agentix_runner.rundir import jsonable as plain_module
+from agentix_runner.rundir.jsonable import patch_bytes, patch_text, plain, plain_lenient
 
 
 class Color(enum.Enum):

@@ -28,8 +28,8 @@ from agentix_runner.report.data import MAX_LOG, MAX_PATCH, read_run
 from agentix_runner.report.page import page
 from agentix_runner.report.stats import compare, mean_interval, sign_test, wilson
 from agentix_runner.report.write import names_of
-from agentix_runner.rundir import RunDir
-from agentix_runner.runfile import in_use
+from agentix_runner.rundir.directory import RunDir
+from agentix_runner.rundir.runfile import in_use
 
 from .report_runs import EVIL, LONG, PATCH, every_kind, failed, make_run, rollout
 

@@ -17,12 +17,12 @@ from typing import Any
 
 import pytest
 
-from agentix_runner import logfiles, rundir
 from agentix_runner.errors import BadOutcome, JournalError, RunDirError
-from agentix_runner.journal import encode
-from agentix_runner.names import safe_name
 from agentix_runner.records import NOT_RUN, Failure, Rollout
-from agentix_runner.rundir import RunDir, read_rollouts
+from agentix_runner.rundir import directory, logfiles
+from agentix_runner.rundir.directory import RunDir, read_rollouts
+from agentix_runner.rundir.journal import encode
+from agentix_runner.rundir.names import safe_name
 
 HANG_S = 60
 """How long a child may take before a test calls it hung."""
@@ -807,8 +807,8 @@ def test_saved_files_have_safe_names(path: Path) -> None:
 
 def test_saved_files_are_bounded(path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
     """What an agent saves beyond the limit is left out, with a warning that names it; the rest is kept."""
-    monkeypatch.setattr(rundir, "MAX_SAVED", 1000)
-    monkeypatch.setattr(rundir, "MAX_FILES", 3)
+    monkeypatch.setattr(directory, "MAX_SAVED", 1000)
+    monkeypatch.setattr(directory, "MAX_FILES", 3)
     with _open(path) as run, caplog.at_level(logging.WARNING):
         run.save("a", 0, {"1": "x" * 600, "2": "x" * 600, "3": "x" * 400, "4": "x"})
 
@@ -859,7 +859,7 @@ def test_cost_does_not_grow(path: Path, monkeypatch: pytest.MonkeyPatch) -> None
 
 def test_names_the_interface() -> None:
     """What the runner and the reports use is all here."""
-    made: list[Callable[..., Any]] = [RunDir.open, read_rollouts, rundir.identity_of]
+    made: list[Callable[..., Any]] = [RunDir.open, read_rollouts, directory.identity_of]
     assert all(map(callable, made))
 
 

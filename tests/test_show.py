@@ -13,7 +13,7 @@ from agentix_runner.cli.look import look
 from agentix_runner.cli.main import main as agentix
 from agentix_runner.errors import BadArgument, RunDirError
 from agentix_runner.records import Rollout
-from agentix_runner.rundir import RunDir
+from agentix_runner.rundir.directory import RunDir
 
 from .report_runs import EVIL, PATCH, every_kind, failed, make_run, rollout
 

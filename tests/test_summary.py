@@ -13,7 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from agentix_runner.records import NOT_RUN, Failure, Rollout
-from agentix_runner.summary import pass_at_k, summarize
+from agentix_runner.rundir.summary import pass_at_k, summarize
 
 
 def _rollout(instance_id: str, attempt: int = 0, **more: Any) -> Rollout:

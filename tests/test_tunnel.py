@@ -20,11 +20,11 @@ from agentix_runner import SandboxConfig
 from agentix_runner.errors import BadArgument, SandboxDied
 from agentix_runner.providers.docker import DockerProvider
 from agentix_runner.providers.local import LocalProvider
-from agentix_runner.remote.client import RemoteSandbox
-from agentix_runner.remote.tunnel import inlet as inlet_module
-from agentix_runner.remote.tunnel import tunnel as tunnel_module
-from agentix_runner.remote.tunnel.inlet import Inlet, Inlets
-from agentix_runner.remote.tunnel.usage import Usage
+from agentix_runner.remote.host.connection import RemoteSandbox
+from agentix_runner.remote.sandbox import inlet as inlet_module
+from agentix_runner.remote.sandbox.inlet import Inlet, Inlets
+from agentix_runner.tunnel import tunnel as tunnel_module
+from agentix_runner.tunnel.usage import Usage
 
 from .conftest import eventually
 from .tunnel_tools import KEY, Api, Handler, ask, connect, raw, serving

@@ -14,9 +14,9 @@ import pytest
 from attrs import asdict
 
 from agentix_runner import AgentResult, LocalProvider, SandboxConfig, Timeouts, run_rollouts
-from agentix_runner.bridge import AwaitableSandbox
-from agentix_runner.remote.client import RemoteSandbox
-from agentix_runner.remote.tunnel.usage import Usage
+from agentix_runner.remote.host.connection import RemoteSandbox
+from agentix_runner.rollout.bridge import AwaitableSandbox
+from agentix_runner.tunnel.usage import Usage
 
 from .conftest import eventually
 from .fakes import AsyncSandbox, Solver

@@ -17,11 +17,11 @@ from typing import Any
 import pytest
 
 from agentix_runner import LocalProvider, SandboxConfig
-from agentix_runner.remote import frames
-from agentix_runner.remote.client import RemoteSandbox
-from agentix_runner.remote.frames import MAX_PAYLOAD, WINDOW, Frame
-from agentix_runner.remote.tunnel.streams import Reset, Stalled, Stream, pack_head, unpack_head
-from agentix_runner.remote.tunnel.tunnel import Tunnel
+from agentix_runner.remote.host.connection import RemoteSandbox
+from agentix_runner.remote.wire import frames
+from agentix_runner.remote.wire.frames import MAX_PAYLOAD, WINDOW, Frame
+from agentix_runner.remote.wire.streams import Reset, Stalled, Stream, pack_head, unpack_head
+from agentix_runner.tunnel.tunnel import Tunnel
 
 from .conftest import eventually
 from .test_client import Actor, connected, in_background

@@ -20,9 +20,9 @@ from hypothesis import strategies as st
 
 from agentix_runner import LocalProvider, SandboxConfig
 from agentix_runner.errors import BadArgument
-from agentix_runner.remote.client import RemoteSandbox
-from agentix_runner.remote.tunnel.http1 import Incoming, Refusal, parse_head
-from agentix_runner.remote.tunnel.policy import Address, check_headers, check_request, incoming, outgoing
+from agentix_runner.remote.host.connection import RemoteSandbox
+from agentix_runner.remote.sandbox.http1 import Incoming, Refusal, parse_head
+from agentix_runner.tunnel.policy import Address, check_headers, check_request, incoming, outgoing
 
 from .test_tunnel import refusal
 from .tunnel_tools import KEY, Api, Handler, ask, raw, serving

@@ -12,10 +12,11 @@ from pathlib import Path
 import pytest
 
 from agentix_runner import __version__
-from agentix_runner.remote import frames, guard
-from agentix_runner.remote.calls import Reach, make_call
-from agentix_runner.remote.codec import decode
-from agentix_runner.remote.frames import Frame, FrameReader
+from agentix_runner.remote.host.calls import Reach, make_call
+from agentix_runner.remote.sandbox import guard
+from agentix_runner.remote.wire import frames
+from agentix_runner.remote.wire.codec import decode
+from agentix_runner.remote.wire.frames import Frame, FrameReader
 
 from . import wire_functions as remote
 
@@ -91,7 +92,7 @@ def test_the_sandbox_side_imports_the_standard_library_alone() -> None:
     }
     allowed |= {"__future__"}
     mates = {f"agentix_runner.remote.{name.removesuffix('.py').replace('/', '.')}" for name in SANDBOX_SIDE}
-    mates |= {"agentix_runner._version", "agentix_runner.remote", "agentix_runner.remote.tunnel"}
+    mates |= {"agentix_runner._version", "agentix_runner.remote", "agentix_runner.tunnel"}
     strangers = []
     for name in SANDBOX_SIDE:
         tree = ast.parse((HERE / name).read_text())
@@ -147,7 +148,7 @@ def test_importing_the_worker_loads_little() -> None:
     """Neither asyncio nor inspect, dataclasses or typing are loaded before a call needs them: a sandbox starts fast."""
     code = (
         "import sys; sys.path.append(sys.argv[1])\n"
-        "import agentix_runner.remote.worker, agentix_runner.remote.guard\n"
+        "import agentix_runner.remote.sandbox.worker, agentix_runner.remote.sandbox.guard\n"
         "print(sorted({'asyncio', 'inspect', 'dataclasses', 'subprocess', 'logging', 'attr'} & set(sys.modules)))"
     )
     command = [sys.executable, "-I", "-S", "-c", code, str(HERE.parent.parent)]

@@ -17,7 +17,8 @@ from dataclasses import dataclass, field
 from enum import Enum
 from typing import Any, NamedTuple, Protocol
 
-from agentix_runner.remote import frames, worker
+from agentix_runner.remote.sandbox import worker
+from agentix_runner.remote.wire import frames
 
 
 class Colour(Enum):
@@ -203,7 +204,7 @@ def print_and_die() -> None:
 
 def die_while_sending() -> None:
     """What is printed has left the pipe, and is not sent."""
-    from agentix_runner.remote import worker
+    from agentix_runner.remote.sandbox import worker
 
     assert worker.current is not None
     worker.current.outbox._write = lambda data: os.kill(os.getpid(), signal.SIGKILL)

@@ -13,8 +13,8 @@ from pathlib import Path
 
 from ..errors import BadArgument
 from . import ROOT
-from .collect import all_files
 from .elf import is_dynamic, libraries, loader_of
+from .interpreter import all_files
 
 
 def add(root: Path, source: Path, destination: str) -> Path:

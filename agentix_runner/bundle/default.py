@@ -12,11 +12,11 @@ from typing import TYPE_CHECKING
 
 from ..errors import BundleError
 from . import INPUTS_LABEL
-from .assemble import ThisPython, host_architecture
-from .build import build
 from .cache import locked
-from .collect import CannotCollect
+from .image import build
+from .interpreter import CannotCollect
 from .seed import recipe_key, seed_key
+from .tree import ThisPython, host_architecture
 
 if TYPE_CHECKING:
     import docker
@@ -26,7 +26,7 @@ _log = logging.getLogger("agentix_runner.bundle")
 REPOSITORY = "agentix-bundle/default"
 _KEPT = 4
 """How many default bundles are kept in the engine; other environments and versions have others."""
-_RECIPE = ("__init__.py", "assemble.py", "build.py", "collect.py", "elf.py", "inside.py", "layers.py", "packages.py")
+_RECIPE = ("__init__.py", "tree.py", "image.py", "interpreter.py", "elf.py", "inside.py", "layers.py", "project.py")
 _REMEDY = "build one with `agentix build -t NAME:TAG`, and give that as the bundle"
 
 

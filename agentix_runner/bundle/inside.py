@@ -15,8 +15,8 @@ from collections.abc import Callable
 from typing import Any
 
 from . import SITE
-from .collect import CannotCollect, all_files, collect_libraries, collect_python, compile_tree, python_facts
-from .packages import add_seed, install
+from .interpreter import CannotCollect, all_files, collect_libraries, collect_python, compile_tree, python_facts
+from .project import add_seed, install
 
 
 def gather(spec: dict[str, Any], on_line: Callable[[str], None] = print) -> dict[str, Any]:

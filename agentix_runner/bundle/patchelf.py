@@ -17,8 +17,8 @@ from pathlib import Path
 from ..errors import BundleError
 from . import ROOT
 from .cache import cache_folder, locked
-from .collect import all_files
 from .elf import is_dynamic, loader_of
+from .interpreter import all_files
 
 _log = logging.getLogger("agentix_runner.bundle")
 

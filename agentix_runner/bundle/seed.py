@@ -14,7 +14,7 @@ import zipfile
 from pathlib import Path
 
 from .._version import __version__
-from .collect import all_files
+from .interpreter import all_files
 
 _BROUGHT = ("attrs", "cattrs", "cloudpickle", "exceptiongroup", "tenacity", "typing-extensions")
 """So that by-value functions arrive, and `from agentix_runner import ...` works in the project's modules."""

@@ -20,9 +20,9 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-from ..arguments import convert_arguments
 from ..errors import BadAdapter, BadArgument
 from ..text import clean
+from .arguments import convert_arguments
 
 
 def add_working_directory() -> None:

@@ -14,14 +14,14 @@ import click
 
 from ..errors import BadArgument, BundleError
 from ..text import clean, printable
-from . import exits
-from .command import Command, Option
+from . import exit_codes
+from .options import Command, Option
 from .output import write
 
 if TYPE_CHECKING:
     import docker
 
-    from ..bundle.assemble import Source
+    from ..bundle.tree import Source
 
 EPILOG = """\
 \b
@@ -92,10 +92,10 @@ def build(ctx: click.Context, /, quiet: bool, **options: Any) -> None:
             return _build(tell, **options)
         except BundleError as error:
             click.echo(f"Error: {clean(error, 2000)}", err=True)
-            return exits.FAILED
+            return exit_codes.FAILED
 
-    with exits.interruptible():
-        code = exits.exit_code(run, verbose=False, on_interrupt=lambda: "no image was made")
+    with exit_codes.interruptible():
+        code = exit_codes.exit_code(run, verbose=False, on_interrupt=lambda: "no image was made")
     ctx.exit(code)
 
 
@@ -111,7 +111,7 @@ def _build(
     add: tuple[str, ...],
     pip_args: tuple[str, ...],
 ) -> int:
-    from ..bundle.build import build, checked_tag, find_project
+    from ..bundle.image import build, checked_tag, find_project
 
     # All that can be told to be wrong is told before the engine is asked.
     if base is not None and from_host:
@@ -127,7 +127,7 @@ def _build(
     for missing in built.missing:
         click.echo(f"Warning: {clean(missing)}, and that library is not there", err=True)
     write(f"{built.tag} {built.digest} (Python {built.python})", sys.stdout)
-    return exits.OK
+    return exit_codes.OK
 
 
 def _source(
@@ -140,11 +140,11 @@ def _source(
 ) -> Source:
     own = ".".join(machine.python_version_tuple()[:2])
     if not from_host:
-        from ..bundle.base import BaseImage
+        from ..bundle.base_image import BaseImage
 
         image = base or f"python:{python or own}-slim"
         return BaseImage(client, image, platform=platform, python=python, on_line=tell)
-    from ..bundle.assemble import ThisPython
+    from ..bundle.tree import ThisPython
 
     source = ThisPython()
     if python not in (None, own):
@@ -167,7 +167,7 @@ def _addition(text: str) -> tuple[Path, str]:
 
 @contextlib.contextmanager
 def _engine() -> Iterator[docker.DockerClient]:
-    from ..providers.engine import Engine, connect
+    from ..providers.docker.engine import Engine, connect
 
     try:
         with contextlib.closing(connect(_ANSWER_S)) as client:

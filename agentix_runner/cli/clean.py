@@ -12,12 +12,12 @@ import click
 from ..errors import BadArgument, BundleError, SandboxError
 from ..text import clean as cleaned
 from ..text import plural
-from . import exits
-from .command import Command, Option
+from . import exit_codes
+from .options import Command, Option
 from .output import write
 
 if TYPE_CHECKING:
-    from ..providers.sweep import Found
+    from ..providers.docker.sweep import Found
 
 EPILOG = """\
 \b
@@ -65,16 +65,16 @@ def clean(ctx: click.Context, /, run_id: str | None, all_dead: bool, dry_run: bo
             return _clean(run_id, all_dead, dry_run, force)
         except (BundleError, SandboxError) as error:
             click.echo(f"Error: {cleaned(error, 2000)}", err=True)
-            return exits.FAILED
+            return exit_codes.FAILED
 
-    with exits.interruptible():
-        code = exits.exit_code(run, verbose=False, on_interrupt=lambda: "some of it may be left")
+    with exit_codes.interruptible():
+        code = exit_codes.exit_code(run, verbose=False, on_interrupt=lambda: "some of it may be left")
     ctx.exit(code)
 
 
 def _clean(run_id: str | None, all_dead: bool, dry_run: bool, force: bool) -> int:
-    from ..bundle.volumes import remove_unused_volumes
-    from ..providers.sweep import find
+    from ..bundle.mount import remove_unused_volumes
+    from ..providers.docker.sweep import find
 
     if run_id is not None and all_dead:
         raise BadArgument("--run and --all-dead exclude each other: give one of them")
@@ -97,7 +97,7 @@ def _clean(run_id: str | None, all_dead: bool, dry_run: bool, force: bool) -> in
             write(f"{word} volume {cleaned(name)}", sys.stdout)
     count = f"{plural(len(containers) - failed, 'container')} and {plural(len(volumes), 'volume')}"
     write(f"{word} {count}", sys.stdout)
-    return exits.FAILED if failed else exits.OK
+    return exit_codes.FAILED if failed else exit_codes.OK
 
 
 def _doomed(found: list[Found], run_id: str | None, force: bool) -> list[Found]:
@@ -122,7 +122,7 @@ def _removed(client: Any, one: Found, about: str) -> bool:
     from docker.errors import DockerException
     from requests import RequestException
 
-    from ..providers.sweep import remove
+    from ..providers.docker.sweep import remove
 
     try:
         remove(client.api, one.id)
@@ -134,7 +134,7 @@ def _removed(client: Any, one: Found, about: str) -> bool:
 
 @contextlib.contextmanager
 def _engine() -> Iterator[Any]:
-    from ..providers.engine import Engine, connect
+    from ..providers.docker.engine import Engine, connect
 
     engine = Engine(lambda: connect(_TIMEOUT_S), "agentix.provider=none")
     with engine.used(), engine.doing("look for what is left"):

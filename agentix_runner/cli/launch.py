@@ -20,14 +20,14 @@ from attrs import define, frozen
 from ..errors import AgentixError, BadArgument
 from ..protocols import Agent, Dataset, SandboxProvider
 from ..records import RetryPolicy, Rollout, Timeouts
+from ..report.progress import LogProgress, Progress, TerminalProgress
+from ..report.terminal import table
 from ..text import clean, is_terminal, plural
-from . import exits
+from . import exit_codes
 from .adapters import add_working_directory, load_adapter, read_instances, users_error
-from .choose import choose
-from .logs import LOGGER, LineHandler, logging_to
 from .output import reserved_stdout, write
-from .progress import LogProgress, Progress, TerminalProgress
-from .table import table
+from .select import choose
+from .streams import LOGGER, LineHandler, logging_to
 from .values import to_mapping
 
 logger = logging.getLogger(LOGGER)
@@ -106,10 +106,10 @@ class Standing:
 
 def launch(request: Request) -> int:
     """Do what `request` asks for, and return the exit code."""
-    with logging_to(sys.stderr, verbose=request.verbose, quiet=request.quiet) as handler, exits.interruptible():
+    with logging_to(sys.stderr, verbose=request.verbose, quiet=request.quiet) as handler, exit_codes.interruptible():
         run_dir = fresh_run_dir(request.dataset) if request.out is None else request.out
         standing = Standing(run_dir, announce=request.out is None, shown=_progress(request, handler))
-        return exits.exit_code(
+        return exit_codes.exit_code(
             lambda: _run(request, standing), verbose=request.verbose, on_interrupt=lambda: str(standing)
         )
 
@@ -122,8 +122,8 @@ def _run(request: Request, standing: Standing) -> int:
             raise BadArgument("--fail-on-unresolved needs scores: leave one of --no-score and it out")
         settings = _settings(request)
         instances = _instances(request, settings["dataset"])
+        from ..rundir.summary import summarize
         from ..runner import run_rollouts
-        from ..summary import summarize
 
         with _executor(request) as executor:
             rollouts = run_rollouts(
@@ -133,7 +133,7 @@ def _run(request: Request, standing: Standing) -> int:
         text = json.dumps(summary, indent=2) if request.as_json else table(summary, run_dir=standing.run_dir)
         write(text, stdout)
     failed = any(r.error is not None or (request.fail_on_unresolved and not r.resolved) for r in rollouts)
-    return exits.FAILED if failed else exits.OK
+    return exit_codes.FAILED if failed else exit_codes.OK
 
 
 def _settings(request: Request) -> dict[str, Any]:
@@ -181,7 +181,7 @@ def _executor(request: Request) -> AbstractContextManager[Executor | None]:
         if request.dask_resource:
             raise BadArgument("--dask-resource needs --dask: give the cluster's address, or leave it out")
         return nullcontext()
-    from .cluster import dask_executor
+    from .dask import dask_executor
 
     return dask_executor(request.dask, resources=dict(request.dask_resource), n_concurrent=request.n_concurrent)
 
@@ -200,7 +200,7 @@ def _provider(name: str, args: Mapping[str, str]) -> Any:
 
 
 def _instances(request: Request, dataset: Any) -> list[dict[str, Any]]:
-    from ..checks import instance_id_of
+    from ..batch.checks import instance_id_of
 
     return choose(
         read_instances(dataset, request.dataset),

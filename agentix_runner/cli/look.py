@@ -12,14 +12,14 @@ import attrs
 import click
 
 from ..errors import BadArgument
-from ..names import LOG_FILE, PATCH_FILE, safe_name
 from ..records import Rollout
 from ..report.data import read_log_end
-from ..rundir import read_rollouts
-from ..runfile import in_use, planned, read_run_file
-from ..summary import Summary
+from ..report.terminal import ROWS, table
+from ..rundir.directory import read_rollouts
+from ..rundir.names import LOG_FILE, PATCH_FILE, safe_name
+from ..rundir.runfile import in_use, planned, read_run_file
+from ..rundir.summary import Summary
 from ..text import clean, plural, printable, seconds
-from .table import ROWS, table
 
 LOG_LINES = 40
 MAX_TEXT = 1_000_000  # characters of one text that are shown

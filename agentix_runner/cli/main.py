@@ -7,7 +7,7 @@ import click
 from .._version import __version__
 from .build import build
 from .clean import clean
-from .command import Group
+from .options import Group
 from .output import ensure_streams
 from .report import report
 from .show import show

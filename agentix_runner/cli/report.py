@@ -8,8 +8,8 @@ from pathlib import Path
 import click
 
 from ..text import clean, plural
-from . import exits
-from .command import Command, Option
+from . import exit_codes
+from .options import Command, Option
 from .output import write
 
 EPILOG = """\
@@ -77,7 +77,7 @@ def _report(run_dirs: tuple[Path, ...], out: Path, watching: bool) -> int:
     def run() -> int:
         if not watching:
             write(told(write_report(run_dirs, out)), sys.stdout)
-            return exits.OK
+            return exit_codes.OK
 
         def on_write(written: Written) -> None:
             first = not last
@@ -87,9 +87,9 @@ def _report(run_dirs: tuple[Path, ...], out: Path, watching: bool) -> int:
 
         watch(run_dirs, out, on_write=on_write)
         write(told(last[0]), sys.stdout)
-        return exits.OK
+        return exit_codes.OK
 
-    with exits.interruptible():
-        return exits.exit_code(
+    with exit_codes.interruptible():
+        return exit_codes.exit_code(
             run, verbose=False, on_interrupt=lambda: told(last[0]) if last else "no page was written"
         )

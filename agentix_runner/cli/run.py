@@ -10,8 +10,8 @@ import click
 
 from .._version import __version__
 from ..records import LIMITED_PHASES
-from .command import Command, Option
 from .launch import Request, launch
+from .options import Command, Option
 from .output import ensure_streams
 from .values import amount, duration, error_limit, key_value, part
 

@@ -7,9 +7,9 @@ from pathlib import Path
 
 import click
 
-from ..summary import STATUSES
-from . import exits
-from .command import Command, Option
+from ..rundir.summary import STATUSES
+from . import exit_codes
+from .options import Command, Option
 from .output import write
 
 EPILOG = """\
@@ -63,8 +63,8 @@ def show(
     """
     from .look import look
 
-    with exits.interruptible():
-        code = exits.exit_code(
+    with exit_codes.interruptible():
+        code = exit_codes.exit_code(
             lambda: _show(look(run_dir, instance_id, attempt=attempt, statuses=status, as_json=as_json)),
             verbose=False,
             on_interrupt=lambda: "nothing more is shown",
@@ -74,4 +74,4 @@ def show(
 
 def _show(text: str) -> int:
     write(text, sys.stdout)
-    return exits.OK
+    return exit_codes.OK

@@ -13,18 +13,18 @@ from collections.abc import Collection, Sequence
 from concurrent.futures import BrokenExecutor, Executor, Future
 from typing import TYPE_CHECKING
 
-from ..deadline import STOP_TEARDOWN_S
 from ..errors import BadAdapter, WorkerDied, describe
-from ..outcome import fail
 from ..records import Rollout
-from ..rollout import Item, Spec
+from ..rollout.phases import Item, Spec
+from ..rollout.result import fail
+from ..rollout.slots import STOP_TEARDOWN_S
 from ..threads import bounded
-from .errand import Outcome, check_instances
 from .lines import log_again
+from .remote_job import Outcome, check_instances
 
 if TYPE_CHECKING:
-    from ..checks import Planned
-    from . import Run
+    from ..batch.checks import Planned
+    from .executor import Run
 
 logger = logging.getLogger("agentix_runner")
 

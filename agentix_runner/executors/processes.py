@@ -21,16 +21,16 @@ from typing import TYPE_CHECKING
 from attrs import frozen
 
 from ..errors import BadAdapter, Stopped, describe
-from ..outcome import fail
 from ..providers import owners
 from ..records import Rollout
-from ..rollout import Item, Spec
+from ..rollout.phases import Item, Spec
+from ..rollout.result import fail
 from .elsewhere import Elsewhere
-from .errand import Outcome, Workplace, pack, pack_instance
 from .lines import this_process
+from .remote_job import Outcome, Workplace, pack, pack_instance
 
 if TYPE_CHECKING:
-    from ..checks import Planned
+    from ..batch.checks import Planned
 
 WATCH_S = 0.2
 """How often (seconds) a process looks whether the run goes on."""

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from importlib import import_module
 from typing import Any
 
-from ..arguments import convert_arguments
+from ..cli.arguments import convert_arguments
 from ..errors import BadArgument
 
 GROUP = "agentix_runner.providers"
@@ -27,7 +27,7 @@ def known_providers() -> list[str]:
 def load_provider(name: str, args: Mapping[str, str] | None = None) -> Any:
     """Make the provider `name`, with constructor arguments given as text.
 
-    The text is converted as the constructor's annotations say (see `agentix_runner.arguments`).
+    The text is converted as the constructor's annotations say (see `agentix_runner.cli.arguments`).
 
     Raises:
         BadArgument: there is no such provider (the message lists those that there are), it takes no such argument, or

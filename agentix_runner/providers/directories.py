@@ -25,8 +25,8 @@ import time
 import zlib
 
 from ..errors import SandboxStartError
-from ..remote import guard
-from ..remote.trees import remove_tree
+from ..remote.sandbox import guard
+from ..remote.sandbox.remove_tree import remove_tree
 
 _log = logging.getLogger("agentix_runner.providers.local")
 

@@ -21,9 +21,9 @@ from attrs import field, frozen
 
 from ..errors import BadArgument, SandboxError, SandboxStartError
 from ..records import SandboxConfig
-from ..remote import guard
-from ..remote.client import RemoteSandbox
-from ..remote.transport import ProcessTransport
+from ..remote.host.connection import RemoteSandbox
+from ..remote.host.transport import ProcessTransport
+from ..remote.sandbox import guard
 from . import directories as dirs
 from . import settings
 

@@ -17,12 +17,12 @@ from typing import Any
 
 from attrs import define, field
 
-from ..diskio import folder, open_plain_file
-from ..names import ID_FILE, LOG_FILE, PATCH_FILE, safe_name
 from ..records import Rollout
-from ..rundir import read_rollouts
-from ..runfile import planned, read_run_file
-from ..summary import Summary, usage_of
+from ..rundir.directory import read_rollouts
+from ..rundir.files import folder, open_plain_file
+from ..rundir.names import ID_FILE, LOG_FILE, PATCH_FILE, safe_name
+from ..rundir.runfile import planned, read_run_file
+from ..rundir.summary import Summary, usage_of
 from .stats import Tallies
 
 PHASES = ("session", "setup", "agent", "score", "teardown")

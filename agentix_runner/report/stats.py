@@ -7,7 +7,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from ..records import Rollout
-from ..summary import pass_at_k
+from ..rundir.summary import pass_at_k
 
 Z95 = 1.959963984540054
 """The normal distribution's quantile for an interval that holds 95 %."""

@@ -10,9 +10,9 @@ from pathlib import Path
 
 from attrs import define
 
-from ..diskio import replace
 from ..errors import BadArgument, RunDirError
-from ..runfile import in_use
+from ..rundir.files import replace
+from ..rundir.runfile import in_use
 from .data import MAX_DETAILS, Packed, journal_state, read_run
 from .page import GENERATOR, page
 

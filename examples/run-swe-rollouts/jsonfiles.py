@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from agentix_runner.errors import BadArgument
-from agentix_runner.remote.codec import Malformed, check_depth
+from agentix_runner.remote.wire.codec import Malformed, check_depth
 
 
 def read_lines(path: str | Path, *, what: str, errors: str = "strict") -> list[Any]:

@@ -18,15 +18,15 @@ from jsonfiles import content_hash
 from rows import check_ids, need
 
 from agentix_runner import DockerProvider, Timeouts, run_rollouts
-from agentix_runner.checks import instance_id_of
-from agentix_runner.cli import exits
-from agentix_runner.cli.choose import choose
-from agentix_runner.cli.command import Command
-from agentix_runner.cli.logs import logging_to
-from agentix_runner.cli.table import table
+from agentix_runner.batch.checks import instance_id_of
+from agentix_runner.cli import exit_codes
+from agentix_runner.cli.options import Command
+from agentix_runner.cli.select import choose
+from agentix_runner.cli.streams import logging_to
 from agentix_runner.cli.values import duration
 from agentix_runner.errors import BadArgument
-from agentix_runner.summary import summarize
+from agentix_runner.report.terminal import table
+from agentix_runner.rundir.summary import summarize
 
 MOST_S = 30 * 86400.0
 
@@ -69,9 +69,9 @@ def main(ctx: click.Context, /, **options: Any) -> None:
 
     TIME is in seconds, or 30m, 2h.
     """
-    with logging_to(sys.stderr, verbose=False, quiet=False), exits.interruptible():
+    with logging_to(sys.stderr, verbose=False, quiet=False), exit_codes.interruptible():
         how_to_resume = f"the same command goes on with {options['out']}"
-        ctx.exit(exits.exit_code(lambda: run(**options), verbose=False, on_interrupt=lambda: how_to_resume))
+        ctx.exit(exit_codes.exit_code(lambda: run(**options), verbose=False, on_interrupt=lambda: how_to_resume))
 
 
 def run(
@@ -144,7 +144,7 @@ def run(
         swe.harness.close()
     click.echo(table(summarize(rollouts), run_dir=out))
     failed = any(r.error is not None or (fail_on_unresolved and not r.resolved) for r in rollouts)
-    return exits.FAILED if failed else exits.OK
+    return exit_codes.FAILED if failed else exit_codes.OK
 
 
 def solver_for(

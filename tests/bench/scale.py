@@ -16,7 +16,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from agentix_runner import Rollout, run_rollouts
-from agentix_runner.rundir import RunDir
+from agentix_runner.rundir.directory import RunDir
 
 from . import show
 from .overhead import Plain, Provider, child

@@ -15,8 +15,8 @@ from testbed import DIFF, WORKDIR, patch_of
 
 from agentix_runner import AgentResult
 from agentix_runner.errors import BadArgument
-from agentix_runner.remote.codec import Malformed, check_depth
 from agentix_runner.remote.tools import BashResult, bash, write_file
+from agentix_runner.remote.wire.codec import Malformed, check_depth
 
 HOME = "/tmp/agentix-claude"  # not the repository's, and not the image's own user's
 TASK = """\
