@@ -10,11 +10,11 @@ import pytest
 
 from agentix_runner.rollout import bridge, slots
 
-from .claude_code import claude_bundle  # noqa: F401
-from .docker_tools import nothing_left, suite_bundle  # noqa: F401
-from .engine import engine  # noqa: F401
-from .images import busybox, debian, debian_python, empty  # noqa: F401
-from .swe_images import swe_row  # noqa: F401
+from .support.claude_code import claude_bundle  # noqa: F401
+from .support.docker_tools import nothing_left, suite_bundle  # noqa: F401
+from .support.engine import engine  # noqa: F401
+from .support.images import busybox, debian, debian_python, empty  # noqa: F401
+from .support.swe_images import swe_row  # noqa: F401
 
 
 @pytest.fixture

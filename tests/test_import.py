@@ -50,7 +50,7 @@ def test_only_the_bridge_imports_asyncio() -> None:
             names += [node.module or ""] if isinstance(node, ast.ImportFrom) else []
             if any(name.split(".")[0] == "asyncio" for name in names):
                 importers.add(path.relative_to(PACKAGE).as_posix())
-    assert importers - {"remote/worker.py", "remote/calls.py"} == {"bridge.py"}
+    assert importers - {"remote/sandbox/worker.py", "remote/host/calls.py"} == {"rollout/bridge.py"}
 
 
 def test_nothing_below_the_runner_imports_it() -> None:

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from agentix_runner import AgentResult, Resource, Rollout, SandboxConfig, iter_rollouts, rollout_one, run_rollouts
-from tests.fakes import (
+from tests.support.fakes import (
     AsyncAgent,
     AsyncDataset,
     AsyncProvider,

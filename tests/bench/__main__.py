@@ -19,7 +19,7 @@ from . import show
 ROOT = Path(__file__).parents[2]
 FIRST = ("overhead", "scale", "dask", "sandboxes")
 """Their order; whatever else is there comes after them."""
-NOT_BENCHMARKS = ("__main__", "show")
+NOT_BENCHMARKS = ("__main__", "show", "test_bench")
 
 UNAVAILABLE = 3
 """The exit code of a benchmark that can't run here; the last line on its stderr says why."""

@@ -23,10 +23,10 @@ from attrs import frozen
 
 from agentix_runner.bundle.default import default_bundle
 
-from .. import swe_images as images
-from ..engine import engine_problem
-from ..images import CannotMake
-from ..swe_example import EXAMPLE, installed
+from ..support import swe_images as images
+from ..support.engine import engine_problem
+from ..support.images import CannotMake
+from ..support.swe_example import EXAMPLE, installed
 from . import show
 
 PATCHES = {"gold": images.GOLD, "wrong": images.WRONG, "breaks": images.BREAKS, "fuzzy": images.FUZZY}

@@ -22,8 +22,8 @@ import docker
 
 from agentix_runner import AgentResult, DockerProvider, SandboxConfig, run_rollouts
 
-from .. import images
-from ..engine import engine_problem
+from ..support import images
+from ..support.engine import engine_problem
 from . import show
 
 UNAVAILABLE = 3

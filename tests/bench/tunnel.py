@@ -19,7 +19,7 @@ from agentix_runner import SandboxConfig
 from agentix_runner.providers.docker import DockerProvider
 from agentix_runner.providers.local import LocalProvider
 
-from ..tunnel_tools import Handler, connect, serving
+from ..support.tunnel_tools import Handler, connect, serving
 from . import show
 
 
