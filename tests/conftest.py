@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import threading
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 
 import pytest
 
@@ -14,6 +13,7 @@ from .support.claude_code import claude_bundle  # noqa: F401
 from .support.docker_tools import nothing_left, suite_bundle  # noqa: F401
 from .support.engine import engine  # noqa: F401
 from .support.images import busybox, debian, debian_python, empty  # noqa: F401
+from .support.processes import eventually
 from .support.swe_images import swe_row  # noqa: F401
 
 
@@ -30,11 +30,3 @@ def no_threads_left() -> Iterator[None]:
     before = set(threading.enumerate())
     yield
     eventually(lambda: set(threading.enumerate()) <= before)
-
-
-def eventually(condition: Callable[[], bool], limit_s: float = 60.0) -> None:
-    """Wait until `condition()` holds; fail where it has not after `limit_s`, a generous hang limit."""
-    until = time.monotonic() + limit_s
-    while not condition():
-        assert time.monotonic() < until, "it did not happen in time"
-        time.sleep(0.005)

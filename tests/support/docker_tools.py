@@ -21,6 +21,8 @@ from agentix_runner.bundle.image import build, find_project
 from agentix_runner.bundle.tree import ThisPython
 from agentix_runner.providers import owners
 
+from .processes import eventually
+
 HERE = Path(__file__).parent
 REPOSITORY = "agentix-test/suite"
 _FILES = ("__init__.py", "wire_functions.py", "docker_functions.py")
@@ -98,8 +100,6 @@ def nothing_left(
     threads = set(threading.enumerate())
     before = sockets()
     yield
-    from ..conftest import eventually
-
     # One that removes itself is in the engine's list for a moment after it can't be inspected any more.
     eventually(lambda: containers_of(engine) == [], 2)
     engine.close()
