@@ -325,7 +325,7 @@ def test_a_stop_in_the_middle_leaves_nothing(engine: docker.DockerClient, busybo
 HOST = """
 import os, sys, threading
 from agentix_runner import DockerProvider, SandboxConfig, run_rollouts
-from tests import docker_functions as there, wire_functions as wire
+from tests.support import docker_functions as there, wire_functions as wire
 from tests.support.fakes import PlainDataset, Solver
 
 image, bundle, how, shared = sys.argv[1:]

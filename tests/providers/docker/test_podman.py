@@ -35,7 +35,7 @@ pytestmark = [
 HOST = """
 import sys
 from agentix_runner import DockerProvider, SandboxConfig
-from tests import docker_functions as there
+from tests.support import docker_functions as there
 with DockerProvider().session(SandboxConfig(image=sys.argv[1])) as sandbox:
     call = sandbox.submit(there.sleep, 300)
     print("ready", flush=True)

@@ -326,7 +326,7 @@ def test_an_empty_name_is_no_image(engine: docker.DockerClient) -> None:
 def test_a_worker_that_dies_at_its_start_is_quoted(config: Config, tmp_path: Path) -> None:
     """The error holds the end of what the sandbox's first process wrote."""
     (tmp_path / "guard.py").write_text("raise SystemExit('this guard is broken')\n")
-    mount = f"{tmp_path}:/agentix/site-packages/agentix_runner/remote:ro"
+    mount = f"{tmp_path}:/agentix/site-packages/agentix_runner/remote/sandbox:ro"
     with pytest.raises(SandboxStartError, match=r"exit code 1\); it wrote: this guard is broken"):
         with DockerProvider(mounts=[mount]).session(config()):
             pass
@@ -336,7 +336,7 @@ def test_a_worker_that_dies_at_its_start_is_quoted(config: Config, tmp_path: Pat
 def test_a_worker_that_never_answers_is_given_up(config: Config, tmp_path: Path) -> None:
     """The start is limited, the error may be transient, and the container is gone."""
     (tmp_path / "guard.py").write_text("import sys, time\nprint('here', file=sys.stderr, flush=True)\ntime.sleep(60)\n")
-    mount = f"{tmp_path}:/agentix/site-packages/agentix_runner/remote:ro"
+    mount = f"{tmp_path}:/agentix/site-packages/agentix_runner/remote/sandbox:ro"
     with pytest.raises(SandboxStartError, match=r"no answer in 0.7 s; it wrote: here") as caught:
         with DockerProvider(mounts=[mount], start_timeout=0.7).session(config()):
             pass
