@@ -21,6 +21,7 @@ from agentix_runner.bundle.image import build, find_project
 from agentix_runner.bundle.tree import ThisPython
 from agentix_runner.providers import owners
 
+from .images import one_at_a_time
 from .processes import eventually
 
 HERE = Path(__file__).parent
@@ -30,7 +31,17 @@ _FILES = ("__init__.py", "wire_functions.py", "docker_functions.py")
 
 @pytest.fixture(scope="session")
 def suite_bundle(engine: docker.DockerClient) -> str:
-    """A bundle that has the modules of functions of these tests. Made again only when they or the package change."""
+    """A bundle that has the modules of functions of these tests."""
+    return ensure_suite_bundle(engine)
+
+
+def ensure_suite_bundle(engine: docker.DockerClient) -> str:
+    """Make the bundle, where the functions or the package have changed since it was made; return its tag."""
+    with one_at_a_time():
+        return _suite_bundle(engine)
+
+
+def _suite_bundle(engine: docker.DockerClient) -> str:
     content = hashlib.sha256(b"".join((HERE / name).read_bytes() for name in _FILES)).hexdigest()[:16]
     tag = f"{REPOSITORY}:{default_bundle(engine).rpartition(':')[2][:16]}-{content}"
     try:

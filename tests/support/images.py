@@ -3,10 +3,10 @@
     EMPTY     nothing that could run: one text file
     BUSYBOX   a static busybox (sh, ls, ...), no libc, no Python, no /etc
     DEBIAN    Debian with git, without Python
-    PYTHON    Debian with its python3, venv and pip: a base for `agentix build --base`
+    PYTHON    the same with its python3, venv and pip: a base for `agentix build --base`
 
-BUSYBOX takes Debian's busybox-static; DEBIAN and PYTHON root, debootstrap and half a minute. Make them ahead, so that
-no test's time limit has to cover it: `python -m tests.support.images [NAME ...]`. The fixtures are in conftest.
+BUSYBOX takes Debian's busybox-static; DEBIAN and PYTHON root, debootstrap and half a minute. conftest makes those that
+a run needs before its first test; `python -m tests.support.images [NAME ...]` makes them by hand.
 """
 
 from __future__ import annotations
@@ -32,11 +32,10 @@ from .engine import skip_or_fail
 EMPTY = "agentix-test/empty:1"
 BUSYBOX = "agentix-test/busybox:1"
 DEBIAN = "agentix-test/debian:1"
-PYTHON = "agentix-test/python:1"
+PYTHON = "agentix-test/python:2"
 
 SUITE = "bookworm"
-_INCLUDE = {DEBIAN: ["git"], PYTHON: ["python3", "python3-venv", "python3-pip"]}
-_DROPPED = ("var/cache/apt", "var/lib/apt/lists", "usr/share/doc", "usr/share/man", "usr/share/locale", "var/log")
+_EMPTIED = ("var/cache/apt", "var/lib/apt/lists", "usr/share/doc", "usr/share/man", "usr/share/locale", "var/log")
 _LIMIT_S = 900
 
 
@@ -52,7 +51,7 @@ def ensure(client: docker.DockerClient, tag: str) -> str:
     """
     if _there(client, tag):
         return tag
-    with _one_at_a_time():
+    with one_at_a_time():
         if not _there(client, tag):
             {EMPTY: _make_empty, BUSYBOX: _make_busybox}.get(tag, _make_debian)(client, tag)
     return tag
@@ -98,7 +97,7 @@ def _there(client: docker.DockerClient, tag: str) -> bool:
 
 
 @contextlib.contextmanager
-def _one_at_a_time() -> Iterator[None]:
+def one_at_a_time() -> Iterator[None]:
     """Several test processes may want the same image at once."""
     with open(Path(tempfile.gettempdir()) / "agentix-test-images.lock", "w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
@@ -147,31 +146,48 @@ def _make_busybox(client: docker.DockerClient, tag: str) -> None:
 
 
 def _make_debian(client: docker.DockerClient, tag: str) -> None:
+    # Both: the second one is the first with three packages more.
     if os.geteuid() != 0:
         raise CannotMake("debootstrap takes root")
-    debootstrap = shutil.which("debootstrap", path=f"{os.environ.get('PATH', '')}:/usr/sbin:/sbin")
-    if debootstrap is None:
+    os.environ["PATH"] += ":/usr/sbin:/sbin"
+    if shutil.which("debootstrap") is None:
         raise CannotMake("there is no debootstrap: apt-get install debootstrap")
-    # Not below the test's own temporary folder: pytest keeps those of several runs.
-    with tempfile.TemporaryDirectory(prefix="agentix-debootstrap-") as folder:
+    # In memory where that is possible: dpkg waits for the disk after each file. Not below the test's own temporary
+    # folder: pytest keeps those of several runs.
+    memory = "/dev/shm" if os.path.isdir("/dev/shm") and shutil.disk_usage("/dev/shm").free > 4 << 30 else None
+    with tempfile.TemporaryDirectory(prefix="agentix-debootstrap-", dir=memory) as folder:
         root = Path(folder) / "root"
-        command = [debootstrap, "--variant=minbase", f"--include={','.join(_INCLUDE[tag])}", SUITE, str(root)]
-        made = subprocess.run(
-            command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, timeout=_LIMIT_S
-        )
-        if made.returncode != 0:
-            end = made.stdout.decode(errors="replace").strip().splitlines()[-3:]
-            raise CannotMake(f"debootstrap ended with {made.returncode}: {' / '.join(end)}")
-        for name in _DROPPED:
-            shutil.rmtree(root / name, ignore_errors=True)
-            (root / name).mkdir(parents=True, exist_ok=True)
-        packed = Path(folder) / "root.tar"
-        with tarfile.open(packed, "w") as tar:
-            for name in sorted(os.listdir(root)):
-                if name not in ("dev", "proc", "sys"):
-                    tar.add(root / name, arcname=name)
-        with open(packed, "rb") as stream:
-            _import(client, stream, tag, '["/bin/bash"]')
+        _run("debootstrap", "--variant=minbase", "--include=git", SUITE, str(root))
+        _import_root(client, root, DEBIAN)
+        install = ["apt-get", "install", "--quiet", "--yes", "--no-install-recommends"]
+        _run("chroot", str(root), *install, "python3", "python3-venv", "python3-pip")
+        _import_root(client, root, PYTHON)
+
+
+def _run(*command: str) -> None:
+    made = subprocess.run(
+        command,
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        timeout=_LIMIT_S,
+        env={**os.environ, "DEBIAN_FRONTEND": "noninteractive", "LC_ALL": "C"},
+    )
+    if made.returncode != 0:
+        end = made.stdout.decode(errors="replace").strip().splitlines()[-3:]
+        raise CannotMake(f"{command[0]} ended with {made.returncode}: {' / '.join(end)}")
+
+
+def _import_root(client: docker.DockerClient, root: Path, tag: str) -> None:
+    def kept(member: tarfile.TarInfo) -> tarfile.TarInfo | None:
+        return None if os.path.dirname(member.name) in _EMPTIED else member
+
+    with tempfile.TemporaryFile(dir=root.parent) as stream:
+        with tarfile.open(fileobj=stream, mode="w") as tar:
+            for name in sorted(set(os.listdir(root)) - {"dev", "proc", "sys"}):
+                tar.add(root / name, arcname=name, filter=kept)
+        stream.seek(0)
+        _import(client, stream, tag, '["/bin/bash"]')
 
 
 def main(names: list[str]) -> int:

@@ -22,7 +22,7 @@ import docker
 import pytest
 
 from .engine import skip_or_fail
-from .images import DEBIAN, PYTHON, CannotMake, _one_at_a_time, _there, ensure
+from .images import PYTHON, CannotMake, _there, ensure, one_at_a_time
 
 REPOSITORY = "agentix-test/swe"
 _PACKAGES = ("pytest", "_pytest", "py", "pluggy", "iniconfig", "packaging", "pygments")
@@ -196,19 +196,18 @@ def ensure_row(client: docker.DockerClient) -> dict[str, Any]:
         content = hashlib.sha256(repr((base_image, commit, EDITED, UNTRACKED)).encode()).hexdigest()[:16]
         tag = f"{REPOSITORY}:calc-{content}"
         if not _there(client, tag):
-            with _one_at_a_time():
+            with one_at_a_time():
                 _build(client, tag, f"FROM {base_image}\nADD testbed.tar /testbed\n", {"testbed.tar": Path(folder)})
     return make_row("test__calc-1", tag, commit)
 
 
 def _base(client: docker.DockerClient) -> str:
     """The image without the repository: Debian with git and Python, and this environment's pytest."""
-    tag = f"{REPOSITORY}:base-3"
+    tag = f"{REPOSITORY}:base-4"
     if _there(client, tag):
         return tag
-    for name in (DEBIAN, PYTHON):
-        ensure(client, name)
-    with _one_at_a_time(), tempfile.TemporaryDirectory() as folder:
+    ensure(client, PYTHON)
+    with one_at_a_time(), tempfile.TemporaryDirectory() as folder:
         for name in _PACKAGES:
             spec = importlib.util.find_spec(name)
             assert spec is not None
@@ -229,7 +228,7 @@ def _base(client: docker.DockerClient) -> str:
         if found:
             shutil.copy2(found, tools / "patch")
         made = (
-            f"FROM {PYTHON}\nCOPY --from={DEBIAN} /usr /usr\n"
+            f"FROM {PYTHON}\n"
             "ADD packages.tar /usr/lib/python3/dist-packages\nADD tools.tar /usr/bin\n"
             "RUN ln -sf python3 /usr/bin/python\n"
         )
