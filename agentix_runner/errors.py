@@ -23,6 +23,8 @@ them survive pickling, because they travel between processes.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 
 class AgentixError(Exception):
     """Base of all errors raised by agentix-runner."""
@@ -168,3 +170,90 @@ def one_line(name: str, text: str, limit: int = 2000) -> str:
     if len(text) > limit:
         text = text[:limit] + "..."
     return f"{name}: {text}" if text else name
+
+
+# ---------------------------------------------------------------- what is worth another try
+
+TRANSIENT_STATUS = frozenset({429, 502, 503, 504})
+PERMANENT_STATUS = frozenset({400, 401, 403, 404})
+
+# What a container engine says, with status 500, when it could not reach an image registry (moby's and Go's net texts).
+REGISTRY_TROUBLE = (
+    "tls handshake timeout",
+    "i/o timeout",
+    "connection refused",
+    "connection reset",
+    "no such host",
+    "temporary failure in name resolution",
+    "request canceled while waiting",
+    "context deadline exceeded",
+    "unexpected eof",
+    "toomanyrequests",
+    "bad gateway",
+    "service unavailable",
+    "gateway timeout",
+)
+
+# Connection trouble in HTTP libraries that does not derive from the built-in errors: known by name, so that none of
+# them has to be imported.
+CONNECTION_TROUBLE = frozenset(
+    {
+        "requests.exceptions.ConnectionError",
+        "requests.exceptions.Timeout",
+        "urllib3.exceptions.HTTPError",
+        "httpx.TransportError",
+        "httpcore.TimeoutException",
+        "httpcore.NetworkError",
+        "aiohttp.client_exceptions.ClientConnectionError",
+        "asyncio.exceptions.TimeoutError",
+        "concurrent.futures._base.TimeoutError",
+    }
+)
+
+
+def is_transient(exc: BaseException) -> bool:
+    """Whether making the sandbox may well work if it is tried again.
+
+    Yes: an error that says so itself (`transient`), connection errors, timeouts, HTTP 429, 502, 503, 504, and a 500
+    whose text is an unreachable registry. No: everything else; HTTP 400, 401, 403 and 404 (no such image) whatever
+    their class, and what is not an `Exception` (KeyboardInterrupt, a cancelled task).
+    """
+    return (
+        isinstance(exc, Exception) and any(map(_says_transient, _chain(exc))) and _status(exc) not in PERMANENT_STATUS
+    )
+
+
+def _says_transient(exc: BaseException) -> bool:
+    if getattr(exc, "transient", False) is True:
+        return True
+    status = _status(exc)
+    if status is not None:
+        return status in TRANSIENT_STATUS or (status == 500 and is_registry_trouble(str(exc)))
+    if isinstance(exc, (ConnectionError, TimeoutError)):
+        return True
+    return any(f"{c.__module__}.{c.__qualname__}" in CONNECTION_TROUBLE for c in type(exc).__mro__)
+
+
+def _chain(exc: BaseException) -> Iterator[BaseException]:
+    """`exc` and what it was explicitly raised from; a cycle or an endless chain ends after ten."""
+    link: BaseException | None = exc
+    for _ in range(10):
+        if link is None:
+            return
+        yield link
+        link = link.__cause__
+
+
+def _status(exc: BaseException) -> int | None:
+    """The HTTP status that an error carries, where the usual libraries put it."""
+    for holder in (exc, getattr(exc, "response", None)):
+        for name in ("status_code", "status"):
+            value = getattr(holder, name, None)
+            if isinstance(value, int) and not isinstance(value, bool):
+                return value
+    return None
+
+
+def is_registry_trouble(text: str) -> bool:
+    """Whether a container engine says here that it could not reach an image registry."""
+    return any(words in text.lower() for words in REGISTRY_TROUBLE)

@@ -6,19 +6,42 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Iterable
+import os
+from collections.abc import Awaitable, Callable, Coroutine, Iterable, Mapping
 from contextlib import AbstractAsyncContextManager, AbstractContextManager
-from typing import Any, Protocol, runtime_checkable
+from typing import Any, ParamSpec, Protocol, TypeVar, overload, runtime_checkable
 
 from .records import AgentResult, SandboxConfig
+
+P = ParamSpec("P")
+T = TypeVar("T")
+
+
+class Tunnel(AbstractContextManager[str], Protocol):
+    """A way out of a sandbox to one model API. Inside `with`, its URL in the sandbox."""
+
+    @property
+    def usage(self) -> Any:
+        """The tokens and requests so far: see `agentix_runner.tunnel.usage.Usage`."""
+
+
+class AsyncTunnel(AbstractAsyncContextManager[str], Protocol):
+    """The same for `async with`."""
+
+    @property
+    def usage(self) -> Any: ...
 
 
 @runtime_checkable
 class Sandbox(Protocol):
-    """A sandbox as a plain method sees it."""
+    """A sandbox as a plain method sees it. Those of this package's providers have all of this; another provider's
+    must have `remote`."""
 
-    def remote(self, fn: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Any:
-        """Run `fn(*args, **kwargs)` in the sandbox, wait, and return its value.
+    @overload
+    def remote(self, fn: Callable[P, Coroutine[Any, Any, T]], /, *args: P.args, **kwargs: P.kwargs) -> T: ...
+    @overload
+    def remote(self, fn: Callable[P, T], /, *args: P.args, **kwargs: P.kwargs) -> T:
+        """Run `fn(*args, **kwargs)` in the sandbox, wait, and return its value; of an `async def`, what it returns.
 
         Raises:
             RemoteError: `fn` raised there.
@@ -26,14 +49,44 @@ class Sandbox(Protocol):
             CallError: `fn` or its arguments can't be sent.
             BadResult: what came back is no valid result.
         """
+
+    def tunnel(
+        self,
+        upstream: str,
+        *,
+        headers: Mapping[str, str | None] | None = None,
+        record: str | os.PathLike[str] | None = None,
+        **options: Any,
+    ) -> Tunnel:
+        """A way for the sandbox to the API at `upstream` through this process: `with sandbox.tunnel(...) as url:`.
+
+        `headers` are put on each request, `record` is a file that gets each exchange.
+        """
         ...
+
+    def kill(self) -> Any:
+        """End the sandbox at once, and wake whoever waits for it. From any thread."""
 
 
 @runtime_checkable
 class AsyncSandbox(Protocol):
     """A sandbox as an async method sees it: the same, awaitable."""
 
-    def remote(self, fn: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Awaitable[Any]: ...
+    @overload
+    def remote(self, fn: Callable[P, Coroutine[Any, Any, T]], /, *args: P.args, **kwargs: P.kwargs) -> Awaitable[T]: ...
+    @overload
+    def remote(self, fn: Callable[P, T], /, *args: P.args, **kwargs: P.kwargs) -> Awaitable[T]: ...
+
+    def tunnel(
+        self,
+        upstream: str,
+        *,
+        headers: Mapping[str, str | None] | None = None,
+        record: str | os.PathLike[str] | None = None,
+        **options: Any,
+    ) -> AsyncTunnel: ...
+
+    def kill(self) -> Any: ...
 
 
 @runtime_checkable
@@ -72,16 +125,14 @@ class Agent(Protocol):
 
 @runtime_checkable
 class SandboxProvider(Protocol):
-    """Makes sandboxes. A sandbox may offer `kill()`, callable from any thread, which ends it and wakes whoever waits
-    for it; one of an async provider that doesn't is cancelled instead.
+    """Makes sandboxes. They are a `Sandbox` or an `AsyncSandbox`, of which only `remote` is a must: what waits for one
+    of an async provider that has no `kill` is cancelled instead.
 
     Optional: `expect_image(image, platform) -> over` is told of each rollout to come, in order, so that images can be
     pulled ahead; `over()` is called, from any thread, when that rollout is over, and may not block.
     `check_run(bundle=..., platform=...)` raises BadArgument, before anything is run, for what can't work.
     """
 
-    def session(
-        self, config: SandboxConfig
-    ) -> AbstractContextManager[Sandbox] | AbstractAsyncContextManager[AsyncSandbox]:
+    def session(self, config: SandboxConfig) -> AbstractContextManager[Any] | AbstractAsyncContextManager[Any]:
         """A context manager, sync or async, that makes a sandbox and removes it at its end."""
         ...

@@ -97,7 +97,7 @@ class RetryPolicy:
 
     `attempts` counts the first one. Waits are exponential in seconds from `wait_initial` up to `wait_max`, with a
     random part of up to `wait_jitter` added. `is_transient` decides which errors are worth it (default:
-    `agentix_runner.rollout.retry.is_transient`).
+    `agentix_runner.errors.is_transient`).
     """
 
     attempts: int = field(default=4, validator=_count)

@@ -14,7 +14,6 @@ from concurrent.futures import Executor
 from contextlib import closing
 from typing import TYPE_CHECKING, Any
 
-from . import descriptors
 from .batch import checks
 from .batch.batch import Batch
 from .batch.stopping import cleaning_up
@@ -22,6 +21,7 @@ from .executors.executor import place_for
 from .records import RetryPolicy, Rollout, Timeouts
 from .report.notebook import Rollouts
 from .rollout.phases import Spec
+from .threads import make_room
 
 if TYPE_CHECKING:
     from .protocols import Agent, Dataset, SandboxProvider
@@ -182,7 +182,7 @@ def _prepare(
         check = getattr(provider, "check_run", None)
         if check is not None:
             check(bundle=bundle, platform=platform)
-        descriptors.make_room(
+        make_room(
             n_loops=min(n_concurrent, len(jobs)) if spec.needs_loop else 0,
             n_sessions=min(n_concurrent, len(jobs)),
             per_session=getattr(provider, "fds_per_session", 0),

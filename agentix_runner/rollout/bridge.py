@@ -26,9 +26,6 @@ logger = logging.getLogger("agentix_runner")
 
 T = TypeVar("T")
 
-FDS_PER_LOOP = 3
-"""File descriptors of one event loop: its selector and the two ends of its wake-up socket."""
-
 LEFT_OVER_S = 2.0
 """How long (seconds) cancelled left-overs of a rollout, tasks or threads, may take to end before it goes on without."""
 

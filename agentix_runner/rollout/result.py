@@ -5,10 +5,9 @@ from __future__ import annotations
 import traceback
 from typing import Any
 
-from ..errors import BadOutcome, RemoteError, Stopped, describe, message_of, one_line
+from ..errors import BadOutcome, RemoteError, Stopped, describe, is_transient, message_of, one_line
 from ..records import NOT_RUN, Failure, Rollout
 from ..rundir.jsonable import patch_text, plain, plain_lenient
-from .retry import is_transient
 
 MESSAGE_CHARS = 20_000
 TRACEBACK_CHARS = 50_000

@@ -17,14 +17,13 @@ from typing import TYPE_CHECKING, Any
 
 from attrs import field, fields, frozen
 
-from ..descriptors import make_room
 from ..errors import BadArgument, SandboxError
 from ..remote.sandbox import inlet
 from ..remote.sandbox.http1 import Refusal
 from ..remote.wire import frames
 from ..remote.wire.frames import Frame
 from ..remote.wire.streams import Stream, unpack_head
-from ..threads import bounded
+from ..threads import bounded, make_room
 from .exchange import Exchange
 from .policy import Address, check_headers
 from .record import Record

@@ -11,9 +11,9 @@ from typing import Any
 import pytest
 
 from agentix_runner import RetryPolicy, Rollout, SandboxConfig, Timeouts, run_rollouts
-from agentix_runner.errors import SandboxStartError
+from agentix_runner.errors import SandboxStartError, is_transient
 from agentix_runner.rollout.bridge import drive
-from agentix_runner.rollout.retry import is_transient, retrying
+from agentix_runner.rollout.retry import retrying
 from tests.support.fakes import AsyncProvider, Ledger, PlainAgent, PlainDataset, SyncProvider, SyncSandbox
 
 QUICK = RetryPolicy(attempts=4, wait_initial=0, wait_jitter=0)

@@ -16,8 +16,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
-from ...errors import SandboxStartError
-from ...rollout.retry import is_transient
+from ...errors import SandboxStartError, is_transient
 from .contexts import Endpoint, find_endpoint
 from .events import Events
 

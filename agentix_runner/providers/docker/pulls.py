@@ -8,8 +8,7 @@ from collections.abc import Callable, Mapping
 from concurrent.futures import Future
 from typing import Any
 
-from ...errors import SandboxStartError
-from ...rollout.retry import REGISTRY_TROUBLE, is_transient
+from ...errors import SandboxStartError, is_registry_trouble, is_transient
 from .engine import Engine, limited, one_line
 
 _log = logging.getLogger("agentix_runner.providers.docker")
@@ -64,7 +63,7 @@ class Pull:
             self._layers[str(event.get("id"))] = (detail.get("current", 0), detail["total"])
 
     def _refused(self, text: str, transient: bool = False) -> SandboxStartError:
-        transient = transient or any(words in text.lower() for words in REGISTRY_TROUBLE)
+        transient = transient or is_registry_trouble(text)
         hint = "" if transient else "; check its name, and that you may pull it"
         return SandboxStartError(f"the engine can't pull the image {self._full}: {text}{hint}", transient=transient)
 
