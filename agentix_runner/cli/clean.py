@@ -102,15 +102,13 @@ def _clean(run_id: str | None, all_dead: bool, dry_run: bool, force: bool) -> in
 
 def _doomed(found: list[Found], run_id: str | None, force: bool) -> list[Found]:
     """Those to be removed. Raises BadArgument for a run that goes on."""
-    from ..providers import owners
-
     if run_id is None:
-        return [one for one in found if one.is_dead]
+        return [one for one in found if one.owner.is_dead]
     for one in found:
-        if owners.is_here(one.labels) and not one.is_dead:
-            raise BadArgument(f"run {run_id} goes on (process {one.labels[owners.PID]}): stop that first")
-        if not one.is_dead and not force and one.status not in ("created", "exited", "dead"):
-            where = f"process {one.labels.get(owners.PID, '?')} on {one.labels.get(owners.HOST, '?')}"
+        if one.owner.is_here and not one.owner.is_dead:
+            raise BadArgument(f"run {run_id} goes on (process {one.owner.pid}): stop that first")
+        if not one.owner.is_dead and not force and one.status not in ("created", "exited", "dead"):
+            where = f"process {one.owner.pid} on {one.owner.host or '?'}"
             raise BadArgument(
                 f"run {run_id} may go on ({cleaned(where)}, which can't be seen from here): stop that first, or give "
                 "--force"

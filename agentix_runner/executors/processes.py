@@ -14,14 +14,14 @@ import signal
 import tempfile
 import threading
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from concurrent.futures import Executor, Future, ProcessPoolExecutor
 from typing import TYPE_CHECKING
 
 from attrs import frozen
 
 from ..errors import BadAdapter, Stopped, describe
-from ..providers import owners
+from ..providers.owners import Owner
 from ..records import Rollout
 from ..rollout.phases import Item, Spec
 from ..rollout.result import fail
@@ -41,7 +41,7 @@ class Ticket:
     """How to get at what the rollouts of a run share: in the file `path`, or else in `parcel`."""
 
     host: str
-    owner: Mapping[str, str]
+    owner: Owner
     path: str
     run_id: str
     model: str | None
@@ -64,7 +64,7 @@ class Processes(Elsewhere):
         with open(path, "wb") as file:
             file.write(self._parcel)
         parcel = None if isinstance(self.executor, ProcessPoolExecutor) else self._parcel
-        self._ticket = Ticket(this_process(), owners.owner(), path, self.run.run_id, self.spec.model, parcel)
+        self._ticket = Ticket(this_process(), Owner.current(), path, self.run.run_id, self.spec.model, parcel)
 
     def send(self, name: str, item: Item) -> Future[Outcome]:
         instance = pack_instance(item.instance, item.instance_id)
@@ -122,9 +122,9 @@ def _workplace(ticket: Ticket) -> Workplace:
         return place
 
 
-def _watch(path: str, place: Workplace, owner: Mapping[str, str]) -> None:
+def _watch(path: str, place: Workplace, owner: Owner) -> None:
     # By the owner's number, not by this process's parent, which may be a fork server that outlives the owner.
-    while os.path.exists(path) and not owners.is_dead(owner):
+    while os.path.exists(path) and not owner.is_dead:
         time.sleep(WATCH_S)
     place.stop()
     shutil.rmtree(os.path.dirname(path), ignore_errors=True)  # where nobody else is left to do it

@@ -1,32 +1,30 @@
 """The directories of local sandboxes: how they are named, filled, removed, and swept when their owner has died.
 
-    agentix-local-NODE-PID-START-RANDOM/    work/ (the working directory), home/, tmp/
+    agentix-local-HOST-PID-START-RANDOM/    work/ (the working directory), home/, tmp/
 
-NODE is this machine and PID namespace, START when process PID was started: together they tell whether the owner
-still lives, so that sweeping what dead owners left can't hit a directory in use.
+HOST-PID-START names the owner (see `owners`) and so tells whether it still lives: sweeping what dead owners left can't
+hit a directory in use.
 """
 
 from __future__ import annotations
 
 import contextlib
 import errno
-import functools
 import logging
 import os
 import secrets
 import shutil
 import signal
-import socket
 import stat
 import sys
 import tempfile
 import threading
 import time
-import zlib
 
 from ..errors import SandboxStartError
 from ..remote.sandbox import guard
 from ..remote.sandbox.remove_tree import remove_tree
+from .owners import Owner, process_start
 
 _log = logging.getLogger("agentix_runner.providers.local")
 
@@ -49,8 +47,7 @@ def make(root: str | os.PathLike[str] | None) -> str:
             if (os.getpid(), home) not in _swept:
                 _swept.add((os.getpid(), home))
                 sweep(home)
-        pid = os.getpid()
-        path = os.path.join(home, f"{_PREFIX}{_node()}-{pid}-{started(pid)}-{secrets.token_hex(6)}")
+        path = os.path.join(home, f"{_PREFIX}{Owner.current().name}-{secrets.token_hex(6)}")
         os.mkdir(path, 0o700)
         return path
     except OSError as error:
@@ -60,7 +57,7 @@ def make(root: str | os.PathLike[str] | None) -> str:
         ) from error
 
 
-def furnish(base: str, image: str) -> str:
+def copy_image(base: str, image: str) -> str:
     """Make what is in `base`, with a copy of the directory `image`. Returns the working directory."""
     work = os.path.join(base, "work")
     try:
@@ -70,7 +67,7 @@ def furnish(base: str, image: str) -> str:
             os.mkdir(work)
             return work
         if not os.path.isdir(image):
-            raise SandboxStartError(f"image {image!r} is no directory: give the path of one to copy in, or ''")
+            raise SandboxStartError(f"image {image!r} is not a directory: give the path of one to copy in, or ''")
         root = os.path.realpath(os.path.dirname(base))
 
         def skip(folder: str, names: list[str]) -> set[str]:
@@ -118,11 +115,15 @@ def sweep(home: str) -> None:
     for name in os.listdir(home):
         path = os.path.join(home, name)
         try:
-            if name.startswith(_PREFIX) and _is_dead(name) and os.lstat(path).st_uid == os.geteuid():
+            if name.startswith(_PREFIX) and _owner(name).is_dead and os.lstat(path).st_uid == os.geteuid():
                 _log.info("removing %s: its owner is dead", path)
                 remove(path, processes_too=True)
         except OSError as error:
             _log.warning("%s could not be swept: %s", path, error)
+
+
+def _owner(name: str) -> Owner:
+    return Owner.from_name(name.removeprefix(_PREFIX).rpartition("-")[0])
 
 
 def kill_marked(name: str) -> None:
@@ -153,7 +154,7 @@ def _belongs(pid: int, name: bytes) -> bool:
     """Programs that were started in the sandbox have its marker in their environment. Forks of guard and worker hide
     that, since they are undumpable, but have the guard's command line."""
     with contextlib.suppress(OSError):
-        if _read(pid, "stat").rpartition(b")")[2].split()[0] in (b"Z", b"X"):
+        if not process_start(pid):
             return False
         *command, directory, _end = (b"", b"", *_read(pid, "cmdline").split(b"\0"))
         if guard.BOOT.encode() in command and os.path.basename(directory) == name:
@@ -170,55 +171,3 @@ def _read(pid: int, what: str) -> bytes:
 def _is_special(path: str) -> bool:
     mode = os.lstat(path).st_mode
     return not (stat.S_ISREG(mode) or stat.S_ISDIR(mode) or stat.S_ISLNK(mode))
-
-
-@functools.lru_cache(maxsize=1)
-def _node() -> str:
-    return f"{zlib.crc32(f'{socket.gethostname()} {pid_namespace()}'.encode()):08x}"
-
-
-def pid_namespace() -> str:
-    """Where process ids mean what they mean here, on this machine. "" where that can't be known."""
-    try:
-        return os.readlink("/proc/self/ns/pid")
-    except OSError:
-        return ""
-
-
-def started(pid: int) -> str:
-    """When `pid` was started, as text that tells it from another process of the same number. "" where it isn't
-    running, "0" where that is all that can be known. Raises OSError where it can't be known."""
-    if sys.platform != "linux":
-        try:
-            os.kill(pid, 0)
-        except ProcessLookupError:
-            return ""
-        except OSError:
-            pass
-        return "0"
-    try:
-        fields = _read(pid, "stat").rpartition(b")")[2].split()
-    except (FileNotFoundError, ProcessLookupError):
-        return ""
-    return "" if fields[0] in (b"Z", b"X") else f"{_boot()}{int(fields[19])}"
-
-
-@functools.lru_cache(maxsize=1)
-def boot_id() -> str:
-    """Another one each time that a machine is booted. "" where that can't be known."""
-    try:
-        with open("/proc/sys/kernel/random/boot_id") as file:
-            return file.read().strip()
-    except OSError:
-        return ""
-
-
-def _boot() -> str:
-    return f"{boot_id()[:4]}." if boot_id() else ""
-
-
-def _is_dead(name: str) -> bool:
-    parts = name[len(_PREFIX) :].split("-")
-    if len(parts) != 4 or parts[0] != _node() or not parts[1].isdigit():
-        return False
-    return started(int(parts[1])) != parts[2]

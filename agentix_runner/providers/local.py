@@ -100,9 +100,9 @@ class LocalProvider:
         sandbox = None
         ended = True
         try:
-            work = dirs.furnish(base, config.image)
+            work = dirs.copy_image(base, config.image)
             sandbox = self._start(base, work, config)
-            sandbox.connect(self.start_timeout, _greeting())
+            sandbox.connect(self.start_timeout, _hello())
             yield sandbox
         finally:
             # A fork of this process may come by here too, and the sandbox is not its own.
@@ -148,7 +148,7 @@ class LocalProvider:
         return env
 
 
-def _greeting() -> dict[str, object]:
+def _hello() -> dict[str, object]:
     """What makes the worker import what this process can."""
     try:
         here = os.getcwd()

@@ -415,7 +415,7 @@ def test_a_process_killed_in_the_middle_leaves_no_half_volume_in_use(engine: doc
     (abandoned,) = volumes_of(engine, tag)
     assert abandoned not in mount.unused_volumes(engine)
     labels = engine.api.inspect_container(f"{abandoned}-fill")["Config"]["Labels"]
-    assert owners.is_dead(labels)
+    assert owners.Owner.from_labels(labels).is_dead
     volume = mount.bundle_volume(engine, tag)
     assert volume != abandoned
     engine.api.remove_container(f"{abandoned}-fill", force=True)

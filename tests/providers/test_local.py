@@ -11,6 +11,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
+import attrs
 import psutil
 import pytest
 
@@ -18,6 +19,7 @@ from agentix_runner import LocalProvider, SandboxConfig, run_rollouts
 from agentix_runner.errors import BadArgument, SandboxStartError
 from agentix_runner.protocols import SandboxProvider
 from agentix_runner.providers import directories, known_providers, load_provider
+from agentix_runner.providers.owners import Owner, process_start
 
 from ..support import wire_functions as remote
 from ..support.fakes import PlainAgent, PlainDataset
@@ -98,7 +100,7 @@ def test_an_image_that_is_no_directory_is_a_clear_error(kind: str, tmp_path: Pat
     if kind == "file":
         image.touch()
     provider = LocalProvider(root=tmp_path / "root")
-    with pytest.raises(SandboxStartError, match="is no directory: give the path of one") as caught:
+    with pytest.raises(SandboxStartError, match="is not a directory: give the path of one") as caught:
         provider.session(SandboxConfig(image=str(image))).__enter__()
     assert str(image) in str(caught.value)
     assert caught.value.transient is False
@@ -389,8 +391,8 @@ if pid:
 # --- sweeping what dead owners left ---
 
 
-def left_by(owner: int, started: str, home: Path, node: str | None = None) -> Path:
-    path = home / f"agentix-local-{node or directories._node()}-{owner}-{started}-abc123"
+def left_by(owner: str, home: Path) -> Path:
+    path = home / f"agentix-local-{owner}-abc123"
     (path / "work" / "locked").mkdir(parents=True)
     (path / "work" / "locked").chmod(0o500)
     return path
@@ -400,11 +402,12 @@ def test_the_first_session_sweeps_what_dead_owners_left(tmp_path: Path) -> None:
     """Directories of dead processes go; those of living ones, of other machines, and of other things stay."""
     child = subprocess.Popen(["true"])
     child.wait(10)
-    me = os.getpid()
-    dead = [left_by(child.pid, "9fcb.1", tmp_path), left_by(me, "9fcb.1", tmp_path)]
+    me = Owner.current()
+    ended, earlier = attrs.evolve(me, pid=str(child.pid)).name, attrs.evolve(me, start="9fcb.1").name
+    dead = [left_by(ended, tmp_path), left_by(earlier, tmp_path)]
     alive = [
-        left_by(me, directories.started(me), tmp_path),
-        left_by(child.pid, "9fcb.1", tmp_path, node="00000000"),
+        left_by(me.name, tmp_path),
+        left_by(f"00000000-{child.pid}-9fcb.1", tmp_path),
         tmp_path / "agentix-local-mine",
         tmp_path / "agentix-local-a-b-c-d",
     ]
@@ -413,7 +416,7 @@ def test_the_first_session_sweeps_what_dead_owners_left(tmp_path: Path) -> None:
     with LocalProvider(root=tmp_path).session(EMPTY):
         assert [path.exists() for path in dead] == [False] * 2
         assert [path.exists() for path in alive] == [True] * 4
-    late = left_by(child.pid, "9fcb.1", tmp_path)
+    late = left_by(ended, tmp_path)
     with LocalProvider(root=tmp_path).session(EMPTY):
         assert late.exists()
 
@@ -421,7 +424,7 @@ def test_the_first_session_sweeps_what_dead_owners_left(tmp_path: Path) -> None:
 @pytest.mark.skipif(sys.platform != "linux", reason="needs /proc")
 def test_sweeping_kills_what_still_runs_there(tmp_path: Path) -> None:
     """A process that carries a dead owner's marker ends with its directory."""
-    path = left_by(os.getpid(), "9fcb.1", tmp_path)
+    path = left_by(attrs.evolve(Owner.current(), start="9fcb.1").name, tmp_path)
     orphan = subprocess.Popen(["sleep", "300"], env={"AGENTIX_SANDBOX": path.name})
     other = subprocess.Popen(["sleep", "300"], env={"AGENTIX_SANDBOX": path.name + "4"})
     try:
@@ -437,12 +440,12 @@ def test_sweeping_kills_what_still_runs_there(tmp_path: Path) -> None:
 
 def test_an_owner_is_told_from_another_process_of_its_number() -> None:
     """Start times differ between processes, are stable for one, and empty for none."""
-    me = directories.started(os.getpid())
+    me = process_start(os.getpid())
     assert me
-    assert me == directories.started(os.getpid())
+    assert me == process_start(os.getpid())
     child = subprocess.Popen(["true"])
     child.wait(10)
-    assert directories.started(child.pid) == ""
+    assert process_start(child.pid) == ""
 
 
 # --- the provider itself ---

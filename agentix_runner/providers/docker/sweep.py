@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from typing import Any
 
 from attrs import frozen
 
 from ...errors import SandboxError
 from .. import owners
+from ..owners import Owner
 from .engine import one_line
 
 _log = logging.getLogger("agentix_runner.providers.docker")
@@ -27,16 +28,8 @@ class Found:
     id: str
     name: str
     status: str
-    labels: Mapping[str, str]
-
-    @property
-    def run_id(self) -> str:
-        return self.labels.get(owners.RUN, "")
-
-    @property
-    def is_dead(self) -> bool:
-        """Whether its owner is known to be dead."""
-        return owners.is_dead(self.labels)
+    run_id: str
+    owner: Owner
 
 
 def find(api: Any, run_id: str | None = None) -> list[Found]:
@@ -48,11 +41,12 @@ def find(api: Any, run_id: str | None = None) -> list[Found]:
             id=one["Id"],
             name=(one.get("Names") or [one["Id"][:12]])[0].lstrip("/"),
             status=one.get("State", ""),
-            labels=one.get("Labels") or {},
+            run_id=labels.get(owners.RUN, ""),
+            owner=Owner.from_labels(labels),
         )
         for one in found
         # Also by the filter; but what has no owner's label is not ours, whatever an engine answers.
-        if owners.PID in (one.get("Labels") or {})
+        if owners.PID in (labels := one.get("Labels") or {})
     ]
 
 
@@ -100,7 +94,7 @@ def sweep(api: Any, *, now: Callable[[], float] = time.monotonic) -> list[str]:
     end = now() + _SWEEP_LIMIT_S
     try:
         for found in find(api):
-            if not found.is_dead:
+            if not found.owner.is_dead:
                 continue
             if now() > end:
                 _log.warning("many containers of dead runs are left: remove them with `agentix clean --all-dead`")

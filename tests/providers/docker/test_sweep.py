@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+import attrs
 import docker
 import docker.errors
 import pytest
@@ -20,8 +21,8 @@ from agentix_runner import DockerProvider, SandboxConfig
 from agentix_runner.bundle import mount
 from agentix_runner.cli.main import main
 from agentix_runner.providers import owners
-from agentix_runner.providers.directories import started
 from agentix_runner.providers.docker import sweep
+from agentix_runner.providers.owners import Owner, process_start
 
 from ...support import docker_functions as there
 
@@ -40,7 +41,7 @@ def host(monkeypatch: pytest.MonkeyPatch) -> str:
 def dead() -> dict[str, str]:
     """The labels of an owner that has died."""
     child = subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE)
-    labels = {owners.PID: str(child.pid), owners.START: started(child.pid)}
+    labels = {owners.PID: str(child.pid), owners.START: process_start(child.pid)}
     assert child.stdin is not None
     child.stdin.close()
     child.wait(30)
@@ -86,20 +87,24 @@ def is_there(engine: docker.DockerClient, name: str) -> bool:
     return True
 
 
+def is_dead(labels: dict[str, str]) -> bool:
+    return Owner.from_labels(labels).is_dead
+
+
 def run(*args: str) -> Result:
     return CliRunner().invoke(main, ["clean", *args], prog_name="agentix")
 
 
 def test_dead_owners_are_told_from_living_ones(host: str, dead: dict[str, str]) -> None:
     """An owner is dead only where it is known to be: on this machine, by number and start."""
-    me = owners.owner()
-    assert me == {owners.HOST: host, owners.PID: str(os.getpid()), owners.START: started(os.getpid())}
-    assert owners.is_dead(me) is False
-    assert owners.is_dead({**me, **dead}) is True
-    assert owners.is_dead({**me, owners.START: "another"}) is True
-    assert owners.is_dead({**me, **dead, owners.HOST: "elsewhere/1"}) is False
-    assert owners.is_dead({owners.HOST: host}) is False
-    assert owners.is_dead({}) is False
+    me = Owner.current().labels
+    assert me == {owners.HOST: host, owners.PID: str(os.getpid()), owners.START: process_start(os.getpid())}
+    assert is_dead(me) is False
+    assert is_dead({**me, **dead}) is True
+    assert is_dead({**me, owners.START: "another"}) is True
+    assert is_dead({**me, **dead, owners.HOST: "elsewhere/1"}) is False
+    assert is_dead({owners.HOST: host}) is False
+    assert is_dead({}) is False
 
 
 def test_a_run_sweeps_what_dead_owners_left(
@@ -108,7 +113,7 @@ def test_a_run_sweeps_what_dead_owners_left(
     """At a provider's first session what belongs to dead owners is removed, running or not, and nothing else."""
     gone = [make(dead), make(dead, running=True)]
     kept = [
-        make(owners.owner()),
+        make(Owner.current().labels),
         make({**dead, owners.HOST: "elsewhere/1"}),
         make({"agentix.run_id": "r"}),
     ]
@@ -123,7 +128,7 @@ def test_clean_removes_what_dead_owners_left(
 ) -> None:
     """`agentix clean` removes it, and says what; the living and the unlabelled stay."""
     gone = make({**dead, owners.RUN: "r1"}, running=True)
-    kept = make({**owners.owner(), owners.RUN: "r1"})
+    kept = make({**Owner.current().labels, owners.RUN: "r1"})
     result = run()
     assert (result.exit_code, result.stderr) == (0, "")
     assert result.stdout == (
@@ -177,16 +182,16 @@ def test_a_run_that_may_go_on_elsewhere_is_cleaned_by_force_only(
 
 def test_a_machine_of_the_same_name_is_another_one(monkeypatch: pytest.MonkeyPatch) -> None:
     """Also where the process id and the namespace are the same: nothing is known of it, so that it counts as alive."""
-    here = {**owners.owner(), owners.PID: "1", owners.START: "other"}
-    assert owners.is_dead(here) is True
+    owner = attrs.evolve(Owner.current(), pid="1", start="other")
+    assert owner.is_dead is True
     monkeypatch.setattr(owners, "boot_id", lambda: "5ca1ab1e-0000-4000-8000-000000000000")
-    assert (owners.is_here(here), owners.is_dead(here)) == (False, False)
+    assert (owner.is_here, owner.is_dead) == (False, False)
 
 
 def test_a_run_that_goes_on_is_not_cleaned(engine: docker.DockerClient, make: Make, dead: dict[str, str]) -> None:
     """`--run` of a living run is refused, and nothing of it is removed."""
     run_id = f"r-{secrets.token_hex(4)}"
-    names = [make({**dead, owners.RUN: run_id}), make({**owners.owner(), owners.RUN: run_id})]
+    names = [make({**dead, owners.RUN: run_id}), make({**Owner.current().labels, owners.RUN: run_id})]
     result = run("--run", run_id)
     assert (result.exit_code, result.stdout) == (2, "")
     assert result.stderr == f"Error: run {run_id} goes on (process {os.getpid()}): stop that first\n"
