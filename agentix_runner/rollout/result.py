@@ -7,7 +7,8 @@ from typing import Any
 
 from ..errors import BadOutcome, RemoteError, Stopped, describe, is_transient, message_of, one_line
 from ..records import NOT_RUN, Failure, Rollout
-from ..rundir.jsonable import patch_text, plain, plain_lenient
+
+from ..rundir.jsonable import patch_text, to_jsonable, to_jsonable_or_repr
 
 MESSAGE_CHARS = 20_000
 TRACEBACK_CHARS = 50_000
@@ -32,8 +33,8 @@ def take_agent_result(rollout: Rollout, result: Any) -> None:
             where="solve",
         )
     rollout.patch = patch_text(result.patch)
-    rollout.info = _as_dict(plain_lenient(getattr(result, "info", None) or {}))
-    code = plain(getattr(result, "exit_code", None), "exit_code")
+    rollout.info = _as_dict(to_jsonable_or_repr(getattr(result, "info", None) or {}))
+    code = to_jsonable(getattr(result, "exit_code", None), "exit_code")
     if code is not None and (isinstance(code, bool) or not isinstance(code, int)):
         raise BadOutcome(f"exit_code is {code!r}: give a whole number or None", where="exit_code")
     rollout.agent_exit = code
@@ -41,7 +42,7 @@ def take_agent_result(rollout: Rollout, result: Any) -> None:
 
 def take_score(rollout: Rollout, score: Any) -> None:
     """Put what `score` returned on the rollout. Raises: BadOutcome."""
-    value = plain(score, "score")
+    value = to_jsonable(score, "score")
     if not isinstance(value, dict):
         raise BadOutcome(
             f'score returned {type(score).__name__}: return a dict such as {{"resolved": True}}', where="score"

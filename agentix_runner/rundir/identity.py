@@ -17,7 +17,7 @@ from typing import Any
 
 import attrs
 
-from .jsonable import patch_bytes, plain_lenient
+from .jsonable import patch_bytes, to_jsonable_or_repr
 
 _SECRET_NAME = re.compile(
     r"secret|passw|passphrase|credential|authorization|bearer|cookie|(api|access|private|signing|encryption)_?key"
@@ -74,7 +74,7 @@ def without_secrets(value: Any) -> Any:
 
     A secret is left out, not masked.
     """
-    return _clean(plain_lenient(value))
+    return _clean(to_jsonable_or_repr(value))
 
 
 def differences(old: Mapping[str, Any], new: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, str, str]]:
@@ -136,7 +136,7 @@ def _plain_value(value: Any, depth: int) -> Any:
     if isinstance(value, str):
         return value if len(value) <= _MAX_VALUE else hashlib.sha256(patch_bytes(value)).hexdigest()
     if isinstance(value, (enum.Enum, pathlib.PurePath)):
-        return plain_lenient(value)
+        return to_jsonable_or_repr(value)
     if depth > 5:
         return _ABSENT
     if isinstance(value, Mapping):

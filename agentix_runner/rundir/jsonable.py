@@ -1,8 +1,8 @@
 """What may go into a record: turns whatever an adapter returned into data that JSON gives back equal.
 
-Two manners. `plain` is strict, for a score: a score is a verdict and must not be changed silently, so that what JSON
-can't hold is an error naming the place. `plain_lenient` is for an agent's notes: what JSON can't hold becomes its
-`repr`. Nothing here trusts the values: their methods may raise, lie, or never have been meant for this.
+Two manners. `to_jsonable` is strict, for a score: a score is a verdict and must not be changed silently, so that what
+JSON can't hold is an error naming the place. `to_jsonable_or_repr` is for an agent's notes: what JSON can't hold
+becomes its `repr`. Nothing here trusts the values: their methods may raise, lie, or never have been meant for this.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ import math
 import pathlib
 import re
 import reprlib
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
 import attrs
@@ -33,14 +33,11 @@ MAX_REPR = 1000
 """How many characters of a `repr` are kept."""
 
 _NODE = 16  # what one value costs of MAX_TEXT besides its text, so that endless small ones end too
-_SAFE_BITS = 2000  # whole numbers of so many bits have fewer digits than the lowest limit that Python lets one set,
-_TOO_MANY_BITS = 14_286  # and those of so many have more than MAX_DIGITS, which takes long to find out by spelling them
-_QUICK = 64  # longest dict, and
-_QUICK_TEXT = 64 * 1024  # longest text in it, that skip the bookkeeping
+_TOO_LARGE = 10**MAX_DIGITS
 _REMEDY = "return plain data (dict, list, str, int, float, bool, None)"
 
 
-def plain(value: Any, where: str = "value") -> Any:
+def to_jsonable(value: Any, where: str = "value") -> Any:
     """`value` as plain data: dicts with text keys, lists, str, int, float, bool, None; always a copy.
 
     Sets become sorted lists, paths and dates text, enums their value, bytes text (surrogateescape), dataclasses and
@@ -49,24 +46,20 @@ def plain(value: Any, where: str = "value") -> Any:
     Raises:
         BadOutcome: something in it can't be recorded; `where` of the error names it, as in `score["tests"][3]`.
     """
-    if type(value) is dict and len(value) <= _QUICK:
-        quick = _quick_copy(value)
-        if quick is not None:
-            return quick
     try:
-        return _Walk().value(value, 0)
-    except _Unfit as unfit:
-        place = where + "".join(reversed(unfit.trail))
-        raise BadOutcome(f"{place} {unfit.reason}", where=place) from None
+        return _Converter().convert(value, 0)
+    except _NotJsonable as bad:
+        place = where + "".join(reversed(bad.trail))
+        raise BadOutcome(f"{place} {bad.reason}", where=place) from None
 
 
-def plain_lenient(value: Any) -> Any:
+def to_jsonable_or_repr(value: Any) -> Any:
     """`value` as plain data, with `repr` (at most 1,000 characters) for what JSON can't hold. Never raises."""
-    walk = _Walk(lenient=True)
+    converter = _Converter(or_repr=True)
     try:
-        return walk.value(value, 0)
-    except _Unfit as unfit:
-        return walk.instead(value, unfit)
+        return converter.convert(value, 0)
+    except _NotJsonable as bad:
+        return converter.stand_in(value, bad)
 
 
 def patch_text(value: Any, where: str = "patch") -> str:
@@ -100,32 +93,15 @@ def patch_bytes(text: str) -> bytes:
         return b"".join(part.encode("utf-8", way) for part, way in zip(parts, ways, strict=False))
 
 
-def _quick_copy(value: dict[Any, Any]) -> dict[str, Any] | None:
-    """A copy of the usual score, a small flat dict; None where it takes a closer look."""
-    copy: dict[str, Any] = {}
-    try:
-        for key, item in value.items():
-            if type(key) is not str or len(key) > _QUICK_TEXT:
-                return None
-            kind = type(item)
-            if kind is str:
-                if len(item) > _QUICK_TEXT:
-                    return None
-            elif kind is float:
-                if item - item != 0.0:
-                    return None
-            elif kind is int:
-                if item.bit_length() > _SAFE_BITS:
-                    return None
-            elif kind is not bool and item is not None:
-                return None
-            copy[key] = item
-    except RuntimeError:  # another thread changes it meanwhile
-        return None
-    return copy
+def fields_of(kind: type) -> Sequence[Any] | None:
+    """The fields of an attrs class or a dataclass; None of any other class."""
+    if attrs.has(kind):
+        fields: Sequence[Any] = attrs.fields(kind)
+        return fields
+    return dataclasses.fields(kind) if dataclasses.is_dataclass(kind) else None
 
 
-class _Unfit(Exception):
+class _NotJsonable(Exception):
     """Something can't be recorded: why, and the way to it from the inside out."""
 
     def __init__(self, reason: str) -> None:
@@ -134,53 +110,48 @@ class _Unfit(Exception):
         self.trail: list[str] = []
 
 
-class _Walk:
-    """One walk through one value, with what it may still take."""
+class _Converter:
+    """Converts one value, and knows how much it may still take. With `or_repr` text stands for what JSON can't hold."""
 
-    def __init__(self, *, lenient: bool = False) -> None:
-        self.lenient = lenient
+    def __init__(self, *, or_repr: bool = False) -> None:
+        self.or_repr = or_repr
         self.left = MAX_TEXT
-        self.open: set[int] = set()
+        self.open: set[int] = set()  # the ids of what the value is in
 
-    def value(self, value: Any, depth: int) -> Any:
+    def convert(self, value: Any, depth: int) -> Any:
+        value = _enum_value(value)
         kind = type(value)
-        if kind is str:
-            return self._text(value)
-        if kind is bool or value is None:
-            return self._spend(value, 0)
-        if kind is int:
-            return self._whole(value)
-        if kind is float:
-            return self._number(value)
-        if depth > MAX_DEPTH:
-            raise _Unfit(f"is nested more than {MAX_DEPTH} deep: {_REMEDY} that is flatter")
-        if id(value) in self.open:
-            raise _Unfit(f"contains itself: {_REMEDY} without cycles")
-        self.open.add(id(value))
-        try:
-            return self._other(value, kind, depth)
-        except _Unfit:
-            raise
-        except Exception as exc:
-            raise _Unfit(f"is {_a(value)} that can't be read ({_type_name(exc)}): {_REMEDY}") from None
-        finally:
-            self.open.discard(id(value))
-
-    def instead(self, value: Any, unfit: _Unfit) -> str:
-        """What stands for `value`, which is unfit, in a lenient walk."""
-        text = f"<left out: {unfit.reason.split(':')[0]}>" if self.left < 0 else _repr(value)
-        self.left -= len(text)
-        return text
-
-    def _other(self, value: Any, kind: type, depth: int) -> Any:
-        if issubclass(kind, enum.Enum):
-            return self.value(value.value, depth + 1)
+        if value is None or kind is bool:
+            self._count(0)
+            return value
         if issubclass(kind, str):
-            return self._text(str.__str__(value))
+            return self._text(value)
         if issubclass(kind, int):
             return self._whole(int.__pos__(value))
         if issubclass(kind, float):
             return self._number(float.__pos__(value))
+        if depth > MAX_DEPTH:
+            raise _NotJsonable(f"is nested more than {MAX_DEPTH} deep: {_REMEDY} that is flatter")
+        if id(value) in self.open:
+            raise _NotJsonable(f"contains itself: {_REMEDY} without cycles")
+        self.open.add(id(value))
+        try:
+            return self._compound(value, kind, depth + 1)
+        except _NotJsonable:
+            raise
+        except Exception as exc:
+            raise _NotJsonable(f"is {_a(value)} that can't be read ({_type_name(exc)}): {_REMEDY}") from None
+        finally:
+            self.open.discard(id(value))
+
+    def stand_in(self, value: Any, bad: _NotJsonable) -> str:
+        """The text that stands for `value`."""
+        text = f"<left out: {bad.reason.split(':')[0]}>" if self.left < 0 else _repr(value)
+        self.left -= len(text)
+        return text
+
+    def _compound(self, value: Any, kind: type, depth: int) -> Any:
+        """Reads past the methods that a subclass may have of its own. `depth` is that of what is in the value."""
         if issubclass(kind, dict):
             return self._dict(list(dict.items(value)), depth)
         if issubclass(kind, list):
@@ -189,121 +160,103 @@ class _Walk:
             return self._list(tuple.__iter__(value), depth)
         if issubclass(kind, (set, frozenset)):
             base = set if issubclass(kind, set) else frozenset
-            return sorted(self._list(base.__iter__(value), depth, set_of=True), key=_rank)
+            return sorted(self._list(base.__iter__(value), depth, ordered=False), key=_rank)
         if issubclass(kind, (bytes, bytearray)):
-            self._spend(None, len(value))
-            return bytes(value).decode("utf-8", "surrogateescape")
+            return self._text(bytes(value).decode("utf-8", "surrogateescape"))
         if issubclass(kind, pathlib.PurePath):
-            return self._text(_exact(str(value)))
+            return self._text(str(value))
         if issubclass(kind, (datetime.date, datetime.time)):
-            return self._text(_exact(value.isoformat()))
-        if dataclasses.is_dataclass(kind):
-            return self._dict([(f.name, getattr(value, f.name)) for f in dataclasses.fields(kind)], depth)
-        if attrs.has(kind):
-            return self._dict([(f.name, getattr(value, f.name)) for f in attrs.fields(kind)], depth)
+            return self._text(value.isoformat())
+        fields = fields_of(kind)
+        if fields is not None:
+            return self._dict([(field.name, getattr(value, field.name)) for field in fields], depth)
         if hasattr(kind, "tolist") and hasattr(kind, "dtype"):
             return self._array(value, kind, depth)
-        raise _Unfit(f"is {_a(value)}, which can't be recorded: {_REMEDY}")
+        raise _NotJsonable(f"is {_a(value)}, which can't be recorded: {_REMEDY}")
 
     def _array(self, value: Any, kind: type, depth: int) -> Any:
         """Numpy's scalars and arrays, and what behaves like them; numpy itself is never imported."""
         size = int(getattr(value, "nbytes", 0))
         if size > MAX_TEXT:
-            raise _Unfit(f"is an array of {size:,} bytes: return a summary of it")
+            raise _NotJsonable(f"is an array of {size:,} bytes: return a summary of it")
         listed = value.tolist()
         if type(listed) is kind:
-            raise _Unfit(f"is {_a(value)}, which can't be recorded: {_REMEDY}")
-        return self.value(listed, depth + 1)
+            raise _NotJsonable(f"is {_a(value)}, which can't be recorded: {_REMEDY}")
+        return self.convert(listed, depth)
 
     def _dict(self, items: Iterable[tuple[Any, Any]], depth: int) -> dict[str, Any]:
         out: dict[str, Any] = {}
         for key, item in items:
-            if self.left < 0 and self.lenient:
+            if self.left < 0 and self.or_repr:
                 out["..."] = "<left out: too large>"
                 break
-            name = self._fit(key, self._key, key)
+            name = self._key(key)
             if name in out:
-                if not self.lenient:
-                    raise _Unfit(f"has two keys that are both {_short(name)} in JSON: give them different names")
-                name = _free(name, out)
-            out[name] = self._fit(item, self._item, item, depth, f"[{_short(name)}]")
+                if not self.or_repr:
+                    raise _NotJsonable(f"has two keys that are both {_short(name)} in JSON: give them different names")
+                name = _unused_name(name, out)
+            out[name] = self._item(item, depth, name)
         return out
 
-    def _list(self, items: Iterator[Any], depth: int, set_of: bool = False) -> list[Any]:
+    def _list(self, items: Iterator[Any], depth: int, *, ordered: bool = True) -> list[Any]:
         out: list[Any] = []
         for index, item in enumerate(items):
-            if self.left < 0 and self.lenient:
+            if self.left < 0 and self.or_repr:
                 out.append("<left out: too large>")
                 break
-            out.append(self._fit(item, self._item, item, depth, index if not set_of else "{...}"))
+            out.append(self._item(item, depth, index if ordered else None))
         return out
 
-    def _item(self, item: Any, depth: int, step: str | int) -> Any:
+    def _item(self, item: Any, depth: int, step: str | int | None) -> Any:
+        """What `item` becomes. `step` is its key or its index in what it is in; a set's elements have neither."""
         try:
-            return self.value(item, depth + 1)
-        except _Unfit as unfit:
-            unfit.trail.append(step if isinstance(step, str) else f"[{step}]")
+            return self.convert(item, depth)
+        except _NotJsonable as bad:
+            if self.or_repr:
+                return self.stand_in(item, bad)
+            bad.trail.append("{...}" if step is None else f"[{_short(step)}]")
             raise
-
-    def _fit(self, value: Any, convert: Callable[..., Any], *args: Any) -> Any:
-        """What `convert` makes of it, or in a lenient walk what stands for `value`."""
-        try:
-            return convert(*args)
-        except _Unfit as unfit:
-            if not self.lenient:
-                raise
-            return self.instead(value, unfit)
 
     def _key(self, key: Any) -> str:
         """A dict's key as JSON writes it."""
-        kind = type(key)
-        if kind is str:
-            return self._text(key)
-        made = key.value if issubclass(kind, enum.Enum) else key
-        kind = type(made)
-        if issubclass(kind, str):
-            return self._text(str.__str__(made))
-        if made is None or kind is bool:
-            return {None: "null", True: "true", False: "false"}[made]
-        if issubclass(kind, int):
-            return self._text(str(self._whole(int.__pos__(made))))
-        if issubclass(kind, float):
-            return self._text(repr(self._number(float.__pos__(made))))
-        raise _Unfit(f"has a key that is {_a(key)} ({_repr(key)[:80]}): use text as keys")
+        value = _enum_value(key)
+        kind = type(value)
+        try:
+            if issubclass(kind, str):
+                return self._text(value)
+            if value is None or issubclass(kind, (int, float)):
+                return self._text(json.dumps(self.convert(value, 0)))
+            raise _NotJsonable(f"has a key that is {_a(key)} ({_repr(key)[:80]}): use text as keys")
+        except _NotJsonable as bad:
+            if self.or_repr:
+                return self.stand_in(key, bad)
+            raise
 
     def _text(self, text: str) -> str:
-        self._spend(None, len(text))
+        text = str.__str__(text)  # raises where it is none
+        self._count(len(text))
         return text
 
     def _whole(self, number: int) -> int:
-        bits = number.bit_length()
-        self._spend(None, bits // 3)
-        if bits > _SAFE_BITS:
-            try:
-                fits = bits < _TOO_MANY_BITS and len(str(abs(number))) <= MAX_DIGITS
-            except ValueError:
-                fits = False
-            if not fits:
-                raise _Unfit(f"has more than {MAX_DIGITS} digits: return it as text or as a float")
+        self._count(number.bit_length() // 3)
+        if abs(number) >= _TOO_LARGE:
+            raise _NotJsonable(f"has more than {MAX_DIGITS} digits: return it as text or as a float")
         return number
 
     def _number(self, number: float) -> float:
-        self._spend(None, 0)
+        self._count(0)
         if not math.isfinite(number):
-            raise _Unfit(f"is {number}, which JSON can't hold: return a finite number, or None")
+            raise _NotJsonable(f"is {number}, which JSON can't hold: return a finite number, or None")
         return number
 
-    def _spend(self, value: Any, text: int) -> Any:
-        self.left -= text + _NODE
+    def _count(self, characters: int) -> None:
+        self.left -= characters + _NODE
         if self.left < 0:
-            raise _Unfit(f"goes past {MAX_TEXT:,} characters in all: keep large output in AgentResult.files")
-        return value
+            raise _NotJsonable(f"goes past {MAX_TEXT:,} characters in all: keep large output in AgentResult.files")
 
 
-def _exact(text: Any) -> str:
-    if not issubclass(type(text), str):
-        raise TypeError("not text")
-    return str.__str__(text)
+def _enum_value(value: Any) -> Any:
+    return value._value_ if issubclass(type(value), enum.Enum) else value
 
 
 def _rank(item: Any) -> tuple[str, Any]:
@@ -312,15 +265,15 @@ def _rank(item: Any) -> tuple[str, Any]:
     return (kind.__name__, item if kind in (str, int, float, bool) else json.dumps(item, sort_keys=True))
 
 
-def _free(name: str, taken: dict[str, Any]) -> str:
+def _unused_name(name: str, taken: dict[str, Any]) -> str:
     number = 2
     while f"{name} ({number})" in taken:
         number += 1
     return f"{name} ({number})"
 
 
-def _short(text: str) -> str:
-    return json.dumps(text if len(text) <= 60 else text[:57] + "...")
+def _short(step: str | int) -> str:
+    return json.dumps(step[:57] + "..." if isinstance(step, str) and len(step) > 60 else step)
 
 
 def _type_name(value: Any) -> str:
@@ -343,6 +296,6 @@ _short_repr.maxother = _short_repr.maxstring = _short_repr.maxlong = MAX_REPR
 def _repr(value: Any) -> str:
     """`repr`, bounded in length and depth, whatever the value's own does."""
     try:
-        return _exact(_short_repr.repr(value))[:MAX_REPR]
+        return str.__str__(_short_repr.repr(value))[:MAX_REPR]
     except Exception:
         return f"<{_type_name(value)}>"

@@ -16,7 +16,7 @@ from agentix_runner.errors import BadOutcome, JournalError
 from agentix_runner.records import Failure, Rollout
 from agentix_runner.rundir import journal as journal_module
 from agentix_runner.rundir.journal import BrokenLine, Journal, decode, encode, key_of, read_at, scan
-from agentix_runner.rundir.jsonable import plain, plain_lenient
+from agentix_runner.rundir.jsonable import to_jsonable, to_jsonable_or_repr
 
 _texts = st.text(st.characters(exclude_categories=()))
 _floats = st.floats(allow_nan=False, allow_infinity=False)
@@ -88,12 +88,12 @@ def test_cut_lines_are_no_rollouts(rollout: Rollout) -> None:
 
 @given(st.dictionaries(st.text(), _json | st.sets(st.integers()) | st.binary() | st.dates()))
 def test_plain_is_what_is_read(value: Any) -> None:
-    """What `plain` makes of a value is what a reload of the journal gives."""
+    """What `to_jsonable` makes of a value is what a reload of the journal gives."""
     try:
-        score = plain(value)
+        score = to_jsonable(value)
     except BadOutcome:
         score = None
-    rollout = Rollout("a", score=score, info=plain_lenient(value))
+    rollout = Rollout("a", score=score, info=to_jsonable_or_repr(value))
 
     assert decode(encode(rollout)) == rollout
 

@@ -19,8 +19,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from agentix_runner.errors import BadOutcome
-from agentix_runner.rundir import jsonable as plain_module
-from agentix_runner.rundir.jsonable import patch_bytes, patch_text, plain, plain_lenient
+from agentix_runner.rundir import jsonable
+from agentix_runner.rundir.jsonable import patch_bytes, patch_text, to_jsonable, to_jsonable_or_repr
 
 
 class Color(enum.Enum):
@@ -107,7 +107,7 @@ Pair = namedtuple("Pair", "left right")
 )
 def test_becomes_plain(value: Any, expected: Any) -> None:
     """Whatever has an obvious meaning in JSON becomes exactly that, with plain types all the way down."""
-    result = plain(value)
+    result = to_jsonable(value)
 
     assert result == expected
     assert _all_plain(result)
@@ -141,7 +141,7 @@ def test_becomes_plain(value: Any, expected: Any) -> None:
 def test_names_what_cannot_be_recorded(value: Any, where: str, why: str) -> None:
     """What JSON can't hold is an error of one line that names the place and says why."""
     with pytest.raises(BadOutcome) as caught:
-        plain(value, "score")
+        to_jsonable(value, "score")
 
     assert caught.value.where == where
     assert str(caught.value).startswith(where + " ")
@@ -197,8 +197,8 @@ class _FakeData:
 def test_hostile_objects_are_bad_outcomes(value: Any) -> None:
     """An object whose methods raise or lie is a BadOutcome and never another exception; in notes text stands for it."""
     with pytest.raises(BadOutcome):
-        plain({"a": value}, "score")
-    notes = plain_lenient({"a": value, "b": 1})
+        to_jsonable({"a": value}, "score")
+    notes = to_jsonable_or_repr({"a": value, "b": 1})
     assert notes["b"] == 1
     assert type(notes["a"]) is str or type(notes["a"][0]) is str
 
@@ -206,10 +206,10 @@ def test_hostile_objects_are_bad_outcomes(value: Any) -> None:
 @pytest.mark.parametrize("method", ["items", "__iter__", "__len__", "keys", "__getitem__"])
 def test_a_dict_is_read_past_its_own_methods(method: str) -> None:
     """A dict subclass gives what it really holds, whatever its methods do."""
-    assert plain(_broken(method, dict)({"a": 1})) == {"a": 1}
+    assert to_jsonable(_broken(method, dict)({"a": 1})) == {"a": 1}
 
 
-@pytest.mark.parametrize("convert", [plain, plain_lenient])
+@pytest.mark.parametrize("convert", [to_jsonable, to_jsonable_or_repr])
 def test_an_interrupt_passes_through(convert: Any) -> None:
     """An interrupt that comes while a value's own code runs is not swallowed."""
 
@@ -227,7 +227,7 @@ def test_cycles_are_named() -> None:
     score["a"].append(score)
 
     with pytest.raises(BadOutcome, match="contains itself") as caught:
-        plain(score, "score")
+        to_jsonable(score, "score")
 
     assert caught.value.where == 'score["a"][1]'
 
@@ -236,7 +236,7 @@ def test_what_is_shared_is_no_cycle() -> None:
     """The same object in two places is written in both."""
     shared = [1]
 
-    assert plain({"a": shared, "b": shared}) == {"a": [1], "b": [1]}
+    assert to_jsonable({"a": shared, "b": shared}) == {"a": [1], "b": [1]}
 
 
 def test_depth_is_limited() -> None:
@@ -248,29 +248,29 @@ def test_depth_is_limited() -> None:
             value = [value]
         return value
 
-    assert plain(nested(101)) == nested(101)
+    assert to_jsonable(nested(101)) == nested(101)
     with pytest.raises(BadOutcome, match="nested more than 100 deep"):
-        plain(nested(102))
+        to_jsonable(nested(102))
     with pytest.raises(BadOutcome, match="nested more than 100 deep"):
-        plain(nested(50_000))
-    assert "..." in json.dumps(plain_lenient(nested(50_000)))
+        to_jsonable(nested(50_000))
+    assert "..." in json.dumps(to_jsonable_or_repr(nested(50_000)))
 
 
 def test_size_is_limited(monkeypatch: pytest.MonkeyPatch) -> None:
     """What is too large in all is an error, also when it is small but refers to itself over and over."""
-    monkeypatch.setattr(plain_module, "MAX_TEXT", 10_000)
+    monkeypatch.setattr(jsonable, "MAX_TEXT", 10_000)
     wide: Any = ["x"]
     for _ in range(60):
         wide = [wide, wide]
 
     with pytest.raises(BadOutcome, match="goes past 10,000 characters"):
-        plain({"a": "x" * 5_000, "b": ["x" * 5_001]})
+        to_jsonable({"a": "x" * 5_000, "b": ["x" * 5_001]})
     with pytest.raises(BadOutcome, match="goes past"):
-        plain(wide)
+        to_jsonable(wide)
     with pytest.raises(BadOutcome, match="an array of 80,000 bytes"):
-        plain(np.zeros(10_000))
-    assert len(json.dumps(plain_lenient(wide))) < 50_000
-    assert plain_lenient({"a": "x" * 20_000, "b": 1}) == {
+        to_jsonable(np.zeros(10_000))
+    assert len(json.dumps(to_jsonable_or_repr(wide))) < 50_000
+    assert to_jsonable_or_repr({"a": "x" * 20_000, "b": 1}) == {
         "a": "<left out: goes past 10,000 characters in all>",
         "...": "<left out: too large>",
     }
@@ -278,16 +278,16 @@ def test_size_is_limited(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_a_large_text_in_a_small_dict_counts(monkeypatch: pytest.MonkeyPatch) -> None:
     """The way for small scores is no way around the limit."""
-    monkeypatch.setattr(plain_module, "MAX_TEXT", 100_000)
+    monkeypatch.setattr(jsonable, "MAX_TEXT", 100_000)
 
     with pytest.raises(BadOutcome, match="goes past"):
-        plain({"output": "x" * 100_001})
+        to_jsonable({"output": "x" * 100_001})
 
 
 def test_is_a_copy() -> None:
     """What was recorded does not change when the adapter changes its own object later."""
     for score in ({"a": 1}, {"a": [1], "b": {}}):
-        result = plain(score)
+        result = to_jsonable(score)
         assert result == score
         assert result is not score
         score.clear()
@@ -310,7 +310,7 @@ def test_a_score_that_another_thread_changes() -> None:
     thread.start()
     try:
         for _ in range(2_000):
-            assert plain(score)["7"] == 7
+            assert to_jsonable(score)["7"] == 7
     finally:
         done.set()
         thread.join()
@@ -328,7 +328,7 @@ def test_notes_keep_what_they_can() -> None:
         "long": bytes(5),
     }
 
-    assert plain_lenient(notes) == {
+    assert to_jsonable_or_repr(notes) == {
         "cost": "nan",
         "model": "<class 'object'>",
         "('a', 1)": "x",
@@ -350,15 +350,15 @@ def test_notes_are_bounded() -> None:
         def __repr__(self) -> str:
             raise RuntimeError
 
-    chatty, mute = plain_lenient([Chatty(), Mute()])
+    chatty, mute = to_jsonable_or_repr([Chatty(), Mute()])
 
     assert set(chatty) <= {"x", "."}
     assert len(chatty) <= 1000
     assert "Mute" in mute
     cycle: list[Any] = ["x" * 900, "y" * 900]
     cycle.append(cycle)
-    assert len(plain_lenient(cycle)[2]) == 1000
-    assert plain_lenient(math.inf) == "inf"
+    assert len(to_jsonable_or_repr(cycle)[2]) == 1000
+    assert to_jsonable_or_repr(math.inf) == "inf"
 
 
 @pytest.mark.parametrize(
@@ -390,7 +390,7 @@ def test_patch_of_another_type(value: Any) -> None:
 
 def test_patch_that_is_too_long(monkeypatch: pytest.MonkeyPatch) -> None:
     """A patch can't fill the disk."""
-    monkeypatch.setattr(plain_module, "MAX_TEXT", 10)
+    monkeypatch.setattr(jsonable, "MAX_TEXT", 10)
 
     assert patch_text("x" * 10) == "x" * 10
     with pytest.raises(BadOutcome, match="patch has 11 characters: at most 10 are kept"):
@@ -420,19 +420,19 @@ _values = st.recursive(
 def test_lenient_and_strict_agree(value: Any) -> None:
     """What can be recorded is the same in both manners, and doing it twice changes nothing."""
     try:
-        strict = plain(value)
+        strict = to_jsonable(value)
     except BadOutcome:
-        assert plain_lenient(value) is not None
+        assert to_jsonable_or_repr(value) is not None
         return
     assert _all_plain(strict)
-    assert plain(strict) == strict
-    assert plain_lenient(value) == strict
+    assert to_jsonable(strict) == strict
+    assert to_jsonable_or_repr(value) == strict
 
 
 @given(st.recursive(_atoms | st.floats() | st.complex_numbers(), lambda inner: st.lists(inner) | st.sets(_atoms)))
 def test_notes_are_always_json(value: Any) -> None:
     """Whatever the notes are, they can be written."""
-    json.dumps(plain_lenient(value), allow_nan=False)
+    json.dumps(to_jsonable_or_repr(value), allow_nan=False)
 
 
 def _all_plain(value: Any) -> bool:
