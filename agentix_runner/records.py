@@ -5,6 +5,7 @@ All are attrs classes. Configurations are frozen and keyword-only. Times are sec
 
 from __future__ import annotations
 
+import json
 import math
 from collections.abc import Callable, Mapping
 from typing import Any
@@ -12,9 +13,15 @@ from typing import Any
 from attrs import Factory, define, field, frozen
 
 from .errors import BadArgument
+from .text import html_block, html_line, html_table, seconds
 
 LIMITED_PHASES = ("session", "setup", "agent", "score", "teardown")
 """The phases of a rollout, each with a limit of that name in `Timeouts`."""
+
+STATUSES = ("resolved", "unresolved", "empty_patch", "setup_failed", "error", "not_run", "not_scored")
+"""What a rollout can have come to; the counts of these add up to all rollouts."""
+
+_COLORS = {"resolved": "#2c9c69", "unresolved": "#d8932a", "error": "#d1453f", "setup_failed": "#8d62c9"}
 
 
 def _positive(instance: Any, attribute: Any, value: float | None) -> None:
@@ -189,10 +196,24 @@ class Rollout:
         return "resolved" if self.resolved else "unresolved"
 
     def _repr_html_(self) -> str:
-        """The rollout as Jupyter shows it."""
-        from .report.notebook import rollout_html  # scripts have no use for it
-
-        return rollout_html(self)
+        """The rollout as Jupyter shows it: all of it, long texts folded."""
+        failure = self.failure
+        phases = ", ".join(f"{html_line(name, 40)} {seconds(end - start)}" for name, start, end in self.phases)
+        return html_table(
+            {
+                "instance": html_line(self.instance_id, 400),
+                "attempt": str(self.attempt or ""),
+                "status": status_html(self),
+                f"error in {html_line(failure.phase, 40)}" if failure else "error": html_line(self.error or "", 2000),
+                "traceback": html_block(failure.traceback) if failure and failure.traceback else "",
+                "duration": seconds(self.duration_s),
+                "phases": phases,
+                "score": _html_of(self.score),
+                "info": _html_of(self.info),
+                "model": html_line(self.model or "", 200),
+                "patch": html_block(self.patch) if self.patch else "",
+            }
+        )
 
     @property
     def ran(self) -> bool:
@@ -202,3 +223,19 @@ class Rollout:
 
 NOT_RUN = "not run: "
 """How the error of a rollout begins that did not run (to its end) because the run was stopped."""
+
+
+def status_of(rollout: Rollout) -> str:
+    """One of `STATUSES`: what the rollout counts as, "not_run" too."""
+    return rollout.status if rollout.ran else "not_run"
+
+
+def status_html(rollout: Rollout) -> str:
+    """The status as Jupyter shows it: a dot of its colour, and its words."""
+    status = status_of(rollout)
+    return f'<span style="color:{_COLORS.get(status, "#8f9bab")}">●</span>&nbsp;{status.replace("_", " ")}'
+
+
+def _html_of(data: Mapping[str, Any] | None) -> str:
+    text = json.dumps(data, indent=2, ensure_ascii=False, default=repr) if data else ""
+    return text and html_block(text, folded=len(text) > 300)

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import click
 
-from ..rundir.summary import STATUSES
+from ..records import STATUSES
 from . import exit_codes
 from .options import Command, Option
 from .output import write

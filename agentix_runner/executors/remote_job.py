@@ -30,7 +30,7 @@ from ..remote.host.calls import Reach, by_value
 from ..rollout.phases import Item, Spec, run_on_slot
 from ..rollout.result import fail
 from ..rollout.slots import Clock, Job, Slot
-from ..rundir.logfiles import MAX_LOG
+from ..rundir.files import MAX_LOG, files_to_keep
 from .lines import Line, collecting, levels, this_process
 
 if TYPE_CHECKING:
@@ -214,14 +214,4 @@ class Log:
 
 def _save(kept: dict[str, str | bytes], instance_id: str, files: Mapping[str, str | bytes]) -> None:
     """Keep `files` for the way back, as many as the run directory would. Raises: BadOutcome."""
-    from ..rundir.directory import MAX_FILES, MAX_SAVED, check_files
-
-    check_files(files)
-    left = MAX_SAVED
-    for name, content in files.items():
-        data = content if isinstance(content, str) else bytes(content)
-        if len(data) > left or len(kept) >= MAX_FILES:
-            logger.warning("%s: the agent's file %.100r is left out: too much was saved", instance_id, name)
-            continue
-        left -= len(data)
-        kept[name] = data
+    kept.update(files_to_keep(instance_id, files))

@@ -11,21 +11,20 @@ import json
 import os
 import stat
 import zlib
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 from attrs import define, field
 
-from ..records import Rollout
+from ..records import LIMITED_PHASES, Rollout, status_of
 from ..rundir.directory import read_rollouts
-from ..rundir.files import folder, open_plain_file
+from ..rundir.files import folder, open_plain_file, user_folder
 from ..rundir.names import ID_FILE, LOG_FILE, PATCH_FILE, safe_name
 from ..rundir.runfile import planned, read_run_file
-from ..rundir.summary import Summary, usage_of
+from ..rundir.summary import Summary, finite_reward, usage_of
 from .stats import Tallies
 
-PHASES = ("session", "setup", "agent", "score", "teardown")
 MAX_PATCH = 512 * 1024
 MAX_LOG = 32 * 1024
 MAX_TEXT = 64 * 1024
@@ -92,18 +91,20 @@ def pack(data: Any) -> str:
 def _row(rollout: Rollout) -> dict[str, Any]:
     """What the table and the charts need; what is empty is left out."""
     phases = [
-        [PHASES.index(name), round(start, 3), round(end, 3)] for name, start, end in rollout.phases if name in PHASES
+        [LIMITED_PHASES.index(name), round(start, 3), round(end, 3)]
+        for name, start, end in rollout.phases
+        if name in LIMITED_PHASES
     ]
     patch = "\n" + rollout.patch
     failure = rollout.failure
     row = {
         "id": rollout.instance_id,
         "attempt": rollout.attempt,
-        "status": rollout.status if rollout.ran else "not_run",
+        "status": status_of(rollout),
         "duration": round(rollout.duration_s, 3),
         "started": rollout.started_at,
         "phases": phases,
-        "reward": _number(lambda: rollout.reward),
+        "reward": finite_reward(rollout),
         "added": patch.count("\n+") - patch.count("\n+++ "),
         "removed": patch.count("\n-") - patch.count("\n--- "),
         "error": None if rollout.error is None else _cut(rollout.error, MAX_LINE),
@@ -147,10 +148,7 @@ def read_log_end(path: Path, name: str) -> tuple[str, int]:
 def _read_folder(path: Path, name: str) -> tuple[str, int, list[str]]:
     """The end of a rollout's log, the log's size in bytes, and the names of what its agent saved."""
     data, size, files = b"", 0, list[str]()
-    with contextlib.suppress(OSError), contextlib.ExitStack() as stack:
-        top = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-        stack.callback(os.close, top)
-        inside = stack.enter_context(folder(name, dir_fd=top))
+    with contextlib.suppress(OSError), user_folder(path) as top, folder(name, dir_fd=top) as inside:
         with os.scandir(inside) as entries:
             names = sorted(entry.name for entry in entries if not entry.name.startswith("."))
         files = [n for n in names if n not in (PATCH_FILE, LOG_FILE, ID_FILE)][:MAX_FILES]
@@ -190,13 +188,6 @@ def _about(run: Mapping[str, Any]) -> dict[str, str]:
         if isinstance(value, str) and value:
             about[key] = _cut(value, 200)
     return about
-
-
-def _number(make: Callable[[], float | None]) -> float | None:
-    try:
-        return make()
-    except OverflowError:  # a whole number that is too large for a float
-        return None
 
 
 def _cut(text: str, limit: int) -> str:

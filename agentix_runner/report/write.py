@@ -11,7 +11,7 @@ from pathlib import Path
 from attrs import define
 
 from ..errors import BadArgument, RunDirError
-from ..rundir.files import replace
+from ..rundir.files import replace, user_folder
 from ..rundir.runfile import in_use
 from .data import MAX_DETAILS, Packed, journal_state, read_run
 from .page import GENERATOR, page
@@ -116,11 +116,8 @@ def _writing(out: Path) -> Iterator[int]:
     """A descriptor of the folder that `out` is to be in. Something else than a report is never written over."""
     try:
         _refuse_other(out)
-        fd = os.open(out.parent, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-        try:
+        with user_folder(out.parent) as fd:
             yield fd
-        finally:
-            os.close(fd)
     except RunDirError:
         raise
     except OSError as exc:

@@ -17,23 +17,9 @@ from typing import Any
 
 import attrs
 
+from ..text import is_secret, snake_case
 from .jsonable import patch_bytes, to_jsonable_or_repr
 
-_SECRET_NAME = re.compile(
-    r"secret|passw|passphrase|credential|authorization|bearer|cookie|(api|access|private|signing|encryption)_?key"
-)
-_MAYBE_SECRET_NAME = re.compile(r"key(s|_|$)|tokens?(_|$)|(^|_)auth(_|$)")  # unless it is a number, as "max_tokens" is
-_SECRET_VALUE = re.compile(
-    r"\b(sk|rk|pk|ak)-[\w-]{8,}"  # OpenAI, Anthropic and their like
-    r"|\b(bearer|basic)\s+[\w+/=.~-]{8,}"
-    r"|\b(ghp|gho|ghu|ghs|ghr|github_pat|glpat|hf|xox[abprs]|pypi|npm|gsk|xai)[-_][\w-]{8,}"
-    r"|\bA(KIA|SIA)[0-9A-Z]{12,}|\bAIza[\w-]{20,}"
-    r"|\beyJ[\w-]{8,}\.[\w-]{8,}"  # a JSON web token
-    r"|-----BEGIN [A-Z ]*PRIVATE KEY"
-    r"|://[^/\s:@]*:[^/\s@]+@"  # a password in a URL
-    r"|(api[-_]?key|access[-_]?token|secret|password)[\"']?\s*[=:]\s*\S",
-    re.IGNORECASE,
-)
 _MAY_CHANGE = re.compile(r"limit|timeout|retr(y|ies)|version|concurren|(^|_)(verbose|debug|quiet|progress)(_|$)")
 _MAX_VALUE = 2_000  # characters of a text; a longer one stands there as its hash, since run.json is for reading, too
 _ROLES = ("dataset", "agent", "provider")
@@ -122,7 +108,7 @@ def _plain_items(items: Mapping[Any, Any], depth: int) -> dict[str, Any]:
     """Those of `items` that are plain, and may not change between two halves of a run."""
     plain = {}
     for name, item in items.items():
-        if isinstance(name, str) and not _MAY_CHANGE.search(_snake(name)):
+        if isinstance(name, str) and not _MAY_CHANGE.search(snake_case(name)):
             value = _plain_value(item, depth + 1)
             if value is not _ABSENT:
                 plain[name] = value
@@ -153,28 +139,7 @@ def _plain_value(value: Any, depth: int) -> Any:
 
 def _clean(value: Any) -> Any:
     if isinstance(value, dict):
-        return {
-            name: _clean(item)
-            for name, item in value.items()
-            if not _is_secret(item) and not _is_secret_name(_snake(name), item)
-        }
+        return {name: _clean(item) for name, item in value.items() if not is_secret(item, name)}
     if isinstance(value, list):
-        return [_clean(item) for item in value if not _is_secret(item)]
-    return None if _is_secret(value) else value
-
-
-def _is_secret(value: Any) -> bool:
-    return isinstance(value, str) and _SECRET_VALUE.search(value) is not None
-
-
-def _is_secret_name(name: str, value: Any) -> bool:
-    if value is None or isinstance(value, bool):
-        return False
-    if _SECRET_NAME.search(name):
-        return True
-    counts = isinstance(value, (int, float)) or (isinstance(value, str) and value.isdigit() and name.endswith("tokens"))
-    return not counts and _MAYBE_SECRET_NAME.search(name) is not None
-
-
-def _snake(name: str) -> str:
-    return re.sub(r"(?<=[a-z0-9])(?=[A-Z])|[\s.-]+", "_", name).lower()
+        return [_clean(item) for item in value if not is_secret(item)]
+    return None if is_secret(value) else value

@@ -33,11 +33,10 @@ Key = tuple[str, int]
 
 @frozen
 class Line:
-    """Where a rollout's line is: `start` and `length` in bytes (with its newline), `number` from 1."""
+    """Where a rollout's line is: `start` and `length` in bytes, with its newline."""
 
     start: int
     length: int
-    number: int
 
 
 class BrokenLine(ValueError):
@@ -84,7 +83,7 @@ def key_of(line: bytes) -> Key:
 
 
 class Journal:
-    """The file, open for appending. `size` is the length in bytes of what is whole in it, `count` the lines in that.
+    """The file, open for appending. `size` is the length in bytes of what is whole in it.
 
     `fd` is open for reading and appending, and belongs to the journal from here on.
     """
@@ -93,7 +92,6 @@ class Journal:
         self.fd = fd
         self.path = path
         self.size = os.fstat(fd).st_size
-        self.count = 0
         self._damaged = False
 
     def append(self, lines: Sequence[bytes]) -> list[Line]:
@@ -103,8 +101,8 @@ class Journal:
             JournalError: they could not be written. The file is as it was, or will be before the next line.
         """
         places, size = [], self.size
-        for count, line in enumerate(lines, 1):
-            places.append(Line(size, len(line), self.count + count))
+        for line in lines:
+            places.append(Line(size, len(line)))
             size += len(line)
         try:
             if os.fstat(self.fd).st_nlink == 0:
@@ -114,7 +112,7 @@ class Journal:
             self._damaged = True
             write_all(self.fd, b"".join(lines))
             _sync(self.fd)
-            self.size, self.count, self._damaged = size, self.count + len(lines), False
+            self.size, self._damaged = size, False
         except OSError as exc:
             with contextlib.suppress(OSError):  # else before the next line, or by whoever opens the journal next
                 self.cut(self.size)
@@ -161,7 +159,7 @@ def scan(fd: int, parse: Callable[[bytes], T]) -> Iterator[tuple[Line, T]]:
             except BrokenLine as exc:
                 broken = number, exc
                 continue
-            yield Line(start, len(text), number), parsed
+            yield Line(start, len(text)), parsed
             start += len(text)
 
 
@@ -183,7 +181,7 @@ def read_at(fd: int, line: Line) -> Rollout:
     try:
         return decode(b"".join(parts))
     except BrokenLine as exc:
-        raise BrokenLine(f"line {line.number} is broken ({exc})") from None
+        raise BrokenLine(f"what stood at byte {line.start:,} is broken ({exc})") from None
 
 
 _dumps = json.JSONEncoder(ensure_ascii=True, allow_nan=False, check_circular=True).encode

@@ -18,7 +18,7 @@ from typing import Any
 
 from .._version import __version__
 from ..errors import RunDirError
-from .files import open_plain_file, read_file, replace, write_all
+from .files import open_plain_file, read_file, replace, user_folder, write_all
 from .identity import differences, without_secrets
 
 RUN_FILE = "run.json"
@@ -141,17 +141,22 @@ def read_run_file(path: Path) -> dict[str, Any]:
     Raises:
         RunDirError: there is none, or it can't be read.
     """
+    return _parse(path, read_run_file_bytes(path))
+
+
+def read_run_file_bytes(path: Path) -> bytes:
+    """run.json as it is.
+
+    Raises:
+        RunDirError: it can't be read, or there is none: it is no run directory.
+    """
     try:
-        fd = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-        try:
-            data = read_file(RUN_FILE, dir_fd=fd, limit=_MAX_RUN_FILE)
-        finally:
-            os.close(fd)
+        with user_folder(path) as fd:
+            return read_file(RUN_FILE, dir_fd=fd, limit=_MAX_RUN_FILE)
     except FileNotFoundError:
         raise bad_directory(path, f"is no run directory: it has no {RUN_FILE}") from None
     except OSError as exc:
         raise bad_directory(path, f"is no run directory that can be read ({exc.strerror or exc})") from exc
-    return _parse(path, data)
 
 
 def in_use(path: Path) -> bool:

@@ -12,10 +12,7 @@ from typing import Any
 
 from attrs import define, field
 
-from ..records import Rollout
-
-STATUSES = ("resolved", "unresolved", "empty_patch", "setup_failed", "error", "not_run", "not_scored")
-"""What a rollout can have come to; the counts of these add up to "rollouts"."""
+from ..records import STATUSES, Rollout, status_of
 
 USAGE = frozenset(
     {
@@ -100,7 +97,7 @@ class Summary:
 
     def add(self, rollout: Rollout) -> None:
         """Count one rollout. Each (instance, attempt) is to be given once."""
-        status = rollout.status if rollout.ran else "not_run"
+        status = status_of(rollout)
         self._counts[status] = self._counts.get(status, 0) + 1
         tally = self._instances.setdefault(rollout.instance_id, [0, 0])
         self._attempts = max(self._attempts, rollout.attempt + 1)
@@ -108,7 +105,7 @@ class Summary:
             return
         tally[0] += 1
         tally[1] += status == "resolved"
-        reward = _reward(rollout)
+        reward = finite_reward(rollout)
         if reward is not None:
             self._reward.add(reward)
         if status == "error":
@@ -244,11 +241,9 @@ def _divide(numerator: int, denominator: int) -> float | None:
         return None
 
 
-def _reward(rollout: Rollout) -> float | None:
-    try:
-        reward = rollout.reward
-    except OverflowError:  # a whole number that is too large for a float
-        return None
+def finite_reward(rollout: Rollout) -> float | None:
+    """The reward, where there is one that can be added up and shown: neither a NaN nor more than a float holds."""
+    reward = rollout.reward
     return reward if reward is not None and math.isfinite(reward) else None
 
 

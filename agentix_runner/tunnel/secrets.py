@@ -13,7 +13,8 @@ from collections.abc import Mapping
 from functools import partial
 from urllib.parse import quote, quote_plus
 
-_SECRET_NAME = re.compile(r"auth|key|token|secret|cookie|credential|password|passwd|session|signature", re.IGNORECASE)
+from ..text import is_secret_header
+
 # What is shorter can be guessed, and stands in any text.
 _SHORTEST = 8
 _ESCAPE = re.compile(r"%[0-9A-F]{2}")
@@ -21,7 +22,7 @@ _ESCAPE = re.compile(r"%[0-9A-F]{2}")
 
 def is_secret(name: str) -> bool:
     """Whether a header of this name holds a secret, by all appearances."""
-    return _SECRET_NAME.search(name) is not None
+    return is_secret_header(name)
 
 
 class Mask:

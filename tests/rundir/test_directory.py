@@ -19,7 +19,8 @@ import pytest
 
 from agentix_runner.errors import BadOutcome, JournalError, RunDirError
 from agentix_runner.records import NOT_RUN, Failure, Rollout
-from agentix_runner.rundir import directory, logfiles
+from agentix_runner.rundir import directory
+from agentix_runner.rundir import files as files_module
 from agentix_runner.rundir.directory import RunDir, read_rollouts
 from agentix_runner.rundir.journal import encode
 from agentix_runner.rundir.names import safe_name
@@ -742,7 +743,7 @@ def test_logs_from_many_threads(path: Path) -> None:
 
 def test_a_log_is_capped(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A sandbox that prints without end can't fill the disk, and the log says where it was cut."""
-    monkeypatch.setattr(logfiles, "MAX_LOG", 1000)
+    monkeypatch.setattr(files_module, "MAX_LOG", 1000)
     with _open(path) as run:
         log = run.log("a", 0)
         for _ in range(20):
@@ -807,8 +808,8 @@ def test_saved_files_have_safe_names(path: Path) -> None:
 
 def test_saved_files_are_bounded(path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
     """What an agent saves beyond the limit is left out, with a warning that names it; the rest is kept."""
-    monkeypatch.setattr(directory, "MAX_SAVED", 1000)
-    monkeypatch.setattr(directory, "MAX_FILES", 3)
+    monkeypatch.setattr(files_module, "MAX_SAVED", 1000)
+    monkeypatch.setattr(files_module, "MAX_FILES", 3)
     with _open(path) as run, caplog.at_level(logging.WARNING):
         run.save("a", 0, {"1": "x" * 600, "2": "x" * 600, "3": "x" * 400, "4": "x"})
 

@@ -168,7 +168,6 @@ def test_appends_and_tells_where(journal: Journal) -> None:
     places = journal.append([encode(rollout) for rollout in rollouts[:2]])
     places += journal.append([encode(rollout) for rollout in rollouts[2:]])
 
-    assert [place.number for place in places] == [1, 2, 3, 4, 5]
     assert [read_at(journal.fd, place) for place in places] == rollouts
     assert [line for line, _ in scan(journal.fd, decode)] == places
     assert journal.size == os.fstat(journal.fd).st_size
