@@ -7,7 +7,6 @@ from typing import Any
 
 from ..errors import BadOutcome, RemoteError, Stopped, describe, is_transient, message_of, one_line
 from ..records import NOT_RUN, Failure, Rollout
-
 from ..rundir.jsonable import patch_text, to_jsonable, to_jsonable_or_repr
 
 MESSAGE_CHARS = 20_000
