@@ -40,7 +40,7 @@ PARTS = {
     "tunnel and its inlet": (1450, ["tunnel", "remote/sandbox/inlet", "remote/sandbox/http1", "remote/wire/streams"]),
     "bundle": (850, ["bundle"]),
     "executors": (680, ["executors", "batch/prefetch"]),
-    "cli and what it shows": (1350, ["cli", "report/progress", "report/terminal", "batch/counts"]),
+    "cli and what it shows": (1350, ["cli", "report/progress", "report/terminal", "report/counts"]),
     "runner, batch, rollout": (1500, ["runner", "batch/batch", "batch/checks", "batch/stopping", "rollout", "threads"]),
 }
 CONVERSION_OF_TEXT = ("cli/arguments", "cli/values")  # belongs to none of them

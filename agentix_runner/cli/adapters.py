@@ -15,29 +15,24 @@ import sys
 import sysconfig
 import traceback
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-from ..errors import BadAdapter, BadArgument
+from ..errors import BadAdapter, BadArgument, describe, one_line
+from ..protocols import SandboxProvider
+from ..providers import provider_factory
 from ..text import clean
-from .arguments import convert_arguments
+from .values import convert_arguments
 
 
 def add_working_directory() -> None:
     """Make the working directory importable, ahead of everything else, as `python -m` does."""
-    here = _here()
-    if here and sys.path[:1] != [here]:
-        sys.path.insert(0, here)
-
-
-def _here() -> str:
-    """The working directory; "" where it was removed, so that nothing can be imported from it."""
-    try:
-        return os.getcwd()
-    except OSError:
-        return ""
+    with suppress(OSError):  # it was removed: nothing can be imported from there
+        here = os.getcwd()
+        if sys.path[:1] != [here]:
+            sys.path.insert(0, here)
 
 
 def load_adapter(path: str, protocol: type, *, option: str, args: Mapping[str, str]) -> Any:
@@ -58,9 +53,9 @@ def load_adapter(path: str, protocol: type, *, option: str, args: Mapping[str, s
     if "." in attribute and inspect.isfunction(found) and next(iter(inspect.signature(found).parameters), "") == "self":
         raise BadAdapter(f"{where} is a method: name its class, {module_name}:{attribute.rpartition('.')[0]}")
     if not is_object and callable(found):
-        converted = convert_arguments(found, args, option=f"{option}-arg", name=path)
+        arguments = convert_arguments(found, args, option=f"{option}-arg", name=path)
         with users_code(f"{where} raised"):
-            found = found(**converted)
+            found = found(**arguments)
         if inspect.iscoroutine(found):
             found.close()
             raise BadAdapter(f"{where} is an async function: a factory must be a plain def")
@@ -78,6 +73,20 @@ def load_adapter(path: str, protocol: type, *, option: str, args: Mapping[str, s
             f"agentix_runner.{protocol.__name__} needs {', '.join(methods)}"
         )
     return found
+
+
+def load_provider(name: str, args: Mapping[str, str]) -> Any:
+    """The provider of that name, made with `args`, or what `load_adapter` makes of `module:attr`.
+
+    Raises:
+        BadArgument, BadAdapter: as `load_adapter`, or there is no provider of that name.
+    """
+    if ":" in name:
+        return load_adapter(name, SandboxProvider, option="--provider", args=args)
+    factory = provider_factory(name)
+    arguments = convert_arguments(factory, args, option="--provider-arg", name=f"provider {name!r}")
+    with users_code(f"--provider {name} raised"):
+        return factory(**arguments)
 
 
 def read_instances(dataset: Any, path: str) -> Iterator[Any]:
@@ -158,11 +167,11 @@ def _is_file(module: ModuleType, file: Path) -> bool:
 
 def _remedy(missing: str) -> str:
     parent, _, last = missing.rpartition(".")
-    paths = list(getattr(sys.modules.get(parent), "__path__", ())) if parent else list(filter(None, [_here()]))
+    paths = getattr(sys.modules.get(parent), "__path__", ()) if parent else sys.path[:1]
     close = difflib.get_close_matches(last, [m.name for m in pkgutil.iter_modules(paths)], n=3)
     if close:
         return f"close: {', '.join(f'{parent}.{name}' if parent else name for name in close)}"
-    return f"run from the folder that holds it ({_here() or 'this one'} does not), or install it"
+    return "run from the folder that holds it, or install it"
 
 
 def _find(module: ModuleType, attribute: str, where: str) -> Any:
@@ -188,22 +197,16 @@ def _kind(found: object) -> str:
 
 @contextmanager
 def users_code(doing: str) -> Iterator[None]:
-    """Whatever is raised inside becomes the `users_error` of it."""
+    """What is raised inside becomes an error that shows it as the user's: what was being done, then the exception's
+    type, message and place. Errors of agentix_runner about an argument are left as they are."""
     try:
         yield
+    except BadArgument:
+        raise
     except (Exception, SystemExit) as exc:
-        raise users_error(doing, exc) from exc
-
-
-def users_error(doing: str, exc: BaseException) -> BadAdapter:
-    """The error that shows `exc` as the user's: what was being done, then its type, message and place."""
-    try:
-        message = exc.msg if isinstance(exc, SyntaxError) else str(exc)
-    except Exception:
-        message = "(its message can't be shown)"
-    text = clean(f"{type(exc).__name__}: {message}" if message else type(exc).__name__)
-    place = _place(exc)
-    return BadAdapter(f"{doing}: {text} ({place})" if place else f"{doing}: {text}")
+        text = one_line(type(exc).__name__, exc.msg) if isinstance(exc, SyntaxError) else describe(exc)
+        place = _place(exc)
+        raise BadAdapter(f"{doing}: {clean(text)}" + (f" ({place})" if place else "")) from exc
 
 
 def _place(exc: BaseException) -> str:

@@ -8,15 +8,15 @@ import re
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import click
 
 from ..errors import BadArgument, BundleError
 from ..text import clean, printable
 from . import exit_codes
-from .options import Command, Option
-from .output import write
+from .options import Option, command
+from .streams import write
 
 if TYPE_CHECKING:
     import docker
@@ -42,88 +42,68 @@ _ANSWER_S = 30
 _WORK_S = 3600
 
 
-def _option(*names: str, **settings: Any) -> Callable[[Callable[..., None]], Callable[..., None]]:
-    return click.option(*names, cls=Option, **settings)
+OPTIONS = {
+    "What": [
+        Option("-t, --tag NAME:TAG", "The image's name, as in eval:0.1.0.", required=True),
+        Option(
+            "--add SRC:DEST",
+            "Also put the file or folder SRC at DEST below /agentix; can be repeated.",
+            multiple=True,
+        ),
+        Option("--pip-arg ARG", "Hand ARG to pip install; can be repeated.", name="pip_args", multiple=True),
+    ],
+    "Python": [
+        Option("--base IMAGE", "Take the Python of this image.  [default: python:X.Y-slim]"),
+        Option("--from-host", "Take this Python itself: no base image, Linux only."),
+        Option("--python X.Y", "The version that it must be.  [default: this one's]"),
+        Option("--platform OS/ARCH", "What the image is for, as in linux/arm64."),
+    ],
+    "Output": [Option("-q, --quiet", "Don't tell how it goes.")],
+}
 
 
-@click.command(
-    name="build",
-    cls=Command,
+@command(
+    "build",
+    click.Argument(["project"], required=False, type=click.Path(path_type=Path)),
+    groups=OPTIONS,
     epilog=EPILOG,
-    context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100},
+    on_interrupt="no image was made",
 )
-@click.argument("project", required=False, type=click.Path(path_type=Path))
-@_option("-t", "--tag", required=True, metavar="NAME:TAG", group="What", help="The image's name, as in eval:0.1.0.")
-@_option(
-    "--add",
-    multiple=True,
-    metavar="SRC:DEST",
-    group="What",
-    help="Also put the file or folder SRC at DEST below /agentix; can be repeated.",
-)
-@_option(
-    "--pip-arg",
-    "pip_args",
-    multiple=True,
-    metavar="ARG",
-    group="What",
-    help="Hand ARG to pip install; can be repeated.",
-)
-@_option("--base", metavar="IMAGE", group="Python", help="Take the Python of this image.  [default: python:X.Y-slim]")
-@_option("--from-host", is_flag=True, group="Python", help="Take this Python itself: no base image, Linux only.")
-@_option("--python", metavar="X.Y", group="Python", help="The version that it must be.  [default: this one's]")
-@_option("--platform", metavar="OS/ARCH", group="Python", help="What the image is for, as in linux/arm64.")
-@_option("-q", "--quiet", is_flag=True, group="Output", help="Don't tell how it goes.")
-@click.pass_context
-def build(ctx: click.Context, /, quiet: bool, **options: Any) -> None:
+def build(
+    *,
+    project: Path | None,
+    tag: str,
+    add: tuple[str, ...],
+    pip_args: tuple[str, ...],
+    base: str | None,
+    from_host: bool,
+    python: str | None,
+    platform: str | None,
+    quiet: bool,
+) -> int:
     """Make a bundle: an image whose /agentix is mounted in sandboxes, with a Python, what agentix-runner needs there,
     and PROJECT.
 
     PROJECT is a project's folder, a requirements file, a wheel or a source archive. Its functions can then be called
     in the sandbox by name. The same input gives the same image.
     """
+    from ..bundle import image as bundle_image
 
-    def tell(line: str) -> None:
+    def show(line: str) -> None:
         if not quiet and line:
             click.echo(click.style(printable(line), dim=True), err=True)
-
-    def run() -> int:
-        try:
-            return _build(tell, **options)
-        except BundleError as error:
-            click.echo(f"Error: {clean(error, 2000)}", err=True)
-            return exit_codes.FAILED
-
-    with exit_codes.interruptible():
-        code = exit_codes.exit_code(run, verbose=False, on_interrupt=lambda: "no image was made")
-    ctx.exit(code)
-
-
-def _build(
-    tell: Callable[[str], None],
-    *,
-    project: Path | None,
-    tag: str,
-    base: str | None,
-    from_host: bool,
-    python: str | None,
-    platform: str | None,
-    add: tuple[str, ...],
-    pip_args: tuple[str, ...],
-) -> int:
-    from ..bundle.image import build, checked_tag, find_project
 
     # All that can be told to be wrong is told before the engine is asked.
     if base is not None and from_host:
         raise BadArgument("--base and --from-host exclude each other: give one of them")
-    tag = checked_tag(tag)
+    tag = bundle_image.checked_tag(tag)
     if python is not None and not re.fullmatch(r"3\.\d{1,2}", python):
         raise BadArgument(f"--python {python!r}: give a version as X.Y, as in 3.12")
-    found = find_project(project) if project is not None else None
+    found = bundle_image.find_project(project) if project is not None else None
     extra = [_addition(text) for text in add]
     with _engine() as client:
-        source = _source(client, base, from_host, python, platform, tell)
-        built = build(client, source, tag, project=found, add=extra, pip_args=pip_args, on_line=tell)
+        source = _source(client, base, from_host, python, platform, show)
+        built = bundle_image.build(client, source, tag, project=found, add=extra, pip_args=pip_args, on_line=show)
     for missing in built.missing:
         click.echo(f"Warning: {clean(missing)}, and that library is not there", err=True)
     write(f"{built.tag} {built.digest} (Python {built.python})", sys.stdout)
@@ -136,14 +116,14 @@ def _source(
     from_host: bool,
     python: str | None,
     platform: str | None,
-    tell: Callable[[str], None],
+    show: Callable[[str], None],
 ) -> Source:
     own = ".".join(machine.python_version_tuple()[:2])
     if not from_host:
         from ..bundle.base_image import BaseImage
 
         image = base or f"python:{python or own}-slim"
-        return BaseImage(client, image, platform=platform, python=python, on_line=tell)
+        return BaseImage(client, image, platform=platform, python=python, on_line=show)
     from ..bundle.tree import ThisPython
 
     source = ThisPython()

@@ -4,17 +4,17 @@ from __future__ import annotations
 
 import contextlib
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
 import click
 
-from ..errors import BadArgument, BundleError, SandboxError
+from ..errors import BadArgument, SandboxError
 from ..text import clean as cleaned
 from ..text import plural
 from . import exit_codes
-from .options import Command, Option
-from .output import write
+from .options import Option, command
+from .streams import write
 
 if TYPE_CHECKING:
     from ..providers.docker.sweep import Found
@@ -33,46 +33,26 @@ Exit codes:
 _TIMEOUT_S = 60.0
 
 
-def _option(*names: str, **settings: Any) -> Callable[[Callable[..., None]], Callable[..., None]]:
-    return click.option(*names, cls=Option, **settings)
+OPTIONS = {
+    "What": [
+        Option("--run ID", "Only the containers of this run (run_id in run.json).", name="run_id"),
+        Option("--all-dead", "Those of every run that is dead.  [default]"),
+        Option("--dry-run", "Tell what would be removed, and remove nothing."),
+        Option(
+            "--force",
+            "With --run, also what runs and belongs to a process that can't be seen from here: of another machine, or "
+            "in another container.",
+        ),
+    ]
+}
 
 
-@click.command(
-    name="clean",
-    cls=Command,
-    epilog=EPILOG,
-    context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100},
-)
-@_option("--run", "run_id", metavar="ID", group="What", help="Only the containers of this run (run_id in run.json).")
-@_option("--all-dead", is_flag=True, group="What", help="Those of every run that is dead.  [default]")
-@_option("--dry-run", is_flag=True, group="What", help="Tell what would be removed, and remove nothing.")
-@_option(
-    "--force",
-    is_flag=True,
-    group="What",
-    help="With --run, also what runs and belongs to a process that can't be seen from here: of another machine, or "
-    "in another container.",
-)
-@click.pass_context
-def clean(ctx: click.Context, /, run_id: str | None, all_dead: bool, dry_run: bool, force: bool) -> None:
+@command("clean", groups=OPTIONS, epilog=EPILOG, on_interrupt="some of it may be left")
+def clean(run_id: str | None, all_dead: bool, dry_run: bool, force: bool) -> int:
     """Remove containers that dead runs have left, and the volumes of bundles that are gone.
 
     It takes a killed process to leave any: a run removes its own, and those of dead ones when it starts.
     """
-
-    def run() -> int:
-        try:
-            return _clean(run_id, all_dead, dry_run, force)
-        except (BundleError, SandboxError) as error:
-            click.echo(f"Error: {cleaned(error, 2000)}", err=True)
-            return exit_codes.FAILED
-
-    with exit_codes.interruptible():
-        code = exit_codes.exit_code(run, verbose=False, on_interrupt=lambda: "some of it may be left")
-    ctx.exit(code)
-
-
-def _clean(run_id: str | None, all_dead: bool, dry_run: bool, force: bool) -> int:
     from ..bundle.mount import remove_unused_volumes
     from ..providers.docker.sweep import find
 

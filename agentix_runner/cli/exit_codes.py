@@ -16,7 +16,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from types import FrameType
 
-from ..errors import BadAdapter, BadArgument, JournalError, RunDirError
+from ..errors import BadAdapter, BadArgument, BundleError, JournalError, RunDirError, SandboxError
 from ..text import clean, printable
 
 OK = 0
@@ -24,6 +24,18 @@ FAILED = 1
 USAGE = 2
 BUG = 70
 NOT_WRITTEN = 74
+
+CODES: dict[type[Exception], int] = {
+    BadArgument: USAGE,
+    BadAdapter: USAGE,
+    RunDirError: USAGE,
+    JournalError: NOT_WRITTEN,
+    BundleError: FAILED,
+    SandboxError: FAILED,
+}
+"""Every other error is a bug."""
+
+BUG_TEXT = "this is a bug in agentix-runner; please report it with the lines above"
 
 SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
@@ -67,35 +79,28 @@ def interruptible() -> Iterator[None]:
             signal.signal(signum, before[signum])
 
 
-def exit_code(run: Callable[[], int], *, verbose: bool, on_interrupt: Callable[[], str]) -> int:
-    """What `run()` returns, or the code of what it raises, told on stderr.
+def run(command: Callable[[], int], *, on_interrupt: Callable[[], str], verbose: bool = False) -> int:
+    """What `command()` returns, or the exit code of what it raises, which is shown on stderr.
 
-    `on_interrupt` gives the line for a run that a signal ended. `verbose` adds the traceback of the user's own error.
+    `on_interrupt` gives the line for a command that a signal ended. `verbose` adds the traceback of the user's own
+    error.
     """
-    try:
-        return run()
-    except KeyboardInterrupt as exc:
-        signum = exc.signum if isinstance(exc, Ended) else signal.SIGINT
-        _tell(f"Ended by {signal.Signals(signum).name}: {on_interrupt()}")
-        return 128 + signum
-    except (BadArgument, BadAdapter, RunDirError) as exc:
-        if verbose and exc.__cause__ is not None:
-            _tell(_trace(exc.__cause__))
-        _tell(f"Error: {clean(exc, 2000)}")
-        return USAGE
-    except JournalError as exc:
-        _tell(f"Error: {clean(exc, 2000)}")
-        return NOT_WRITTEN
-    except Exception as exc:
-        _tell(_trace(exc))
-        _tell("Error: this is a bug in agentix-runner; please report it with the lines above")
-        return BUG
+    with interruptible():
+        try:
+            return command()
+        except KeyboardInterrupt as exc:
+            signum = exc.signum if isinstance(exc, Ended) else signal.SIGINT
+            _show(f"Ended by {signal.Signals(signum).name}: {on_interrupt()}")
+            return 128 + signum
+        except Exception as exc:
+            code = next((code for kind, code in CODES.items() if isinstance(exc, kind)), BUG)
+            to_trace = exc if code == BUG else exc.__cause__ if verbose else None
+            if to_trace is not None:
+                _show(printable("".join(traceback.format_exception(to_trace))).rstrip("\n"))
+            _show(f"Error: {BUG_TEXT if code == BUG else clean(exc, 2000)}")
+            return code
 
 
-def _trace(exc: BaseException) -> str:
-    return printable("".join(traceback.format_exception(exc))).rstrip("\n")
-
-
-def _tell(text: str) -> None:
+def _show(text: str) -> None:
     with suppress(OSError, ValueError):  # nobody reads it any more; the exit code still says it
         print(text, file=sys.stderr, flush=True)

@@ -7,18 +7,13 @@ import click
 from .._version import __version__
 from .build import build
 from .clean import clean
-from .options import Group
-from .output import ensure_streams
+from .options import CONTEXT, Group
 from .report import report
 from .show import show
+from .streams import ensure_streams
 
 
-@click.group(
-    cls=Group,
-    invoke_without_command=True,
-    subcommand_metavar="COMMAND [ARGS]...",
-    context_settings={"help_option_names": ["-h", "--help"]},
-)
+@click.group(cls=Group, invoke_without_command=True, subcommand_metavar="COMMAND [ARGS]...", context_settings=CONTEXT)
 @click.version_option(__version__, "--version", prog_name="agentix", message="%(prog)s %(version)s")
 @click.pass_context
 def main(ctx: click.Context) -> None:
@@ -28,7 +23,5 @@ def main(ctx: click.Context) -> None:
         click.echo(ctx.get_help())
 
 
-main.add_command(build)
-main.add_command(clean)
-main.add_command(report)
-main.add_command(show)
+for each in (build, clean, report, show):
+    main.add_command(each)

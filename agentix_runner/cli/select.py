@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import difflib
 import random
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from fnmatch import fnmatchcase
 from itertools import islice
 from typing import Any
 
+from ..batch.checks import instance_id_of
 from ..errors import BadArgument
 from ..text import clean
 
@@ -16,7 +17,6 @@ from ..text import clean
 def choose(
     instances: Iterable[Any],
     *,
-    id_of: Callable[[Any, int], str],
     shuffle: int | None = None,
     ids: Sequence[str] = (),
     part: slice | None = None,
@@ -24,9 +24,8 @@ def choose(
 ) -> list[Any]:
     """The chosen instances, in the order to run them.
 
-    `id_of` takes an instance and its index. `shuffle` is a seed: the same one gives the same order. `ids` are ids or
-    globs, `part` a slice of what they leave, `limit` the number to take of that. A dataset that never ends works where
-    `part` or `limit` bound it.
+    `shuffle` is a seed: the same one gives the same order. `ids` are ids or globs, `part` a slice of what they leave,
+    `limit` the number to take of that. A dataset that never ends works where `part` or `limit` bound it.
 
     Raises:
         BadArgument: one of `ids` matches nothing, or no instance is left.
@@ -38,7 +37,7 @@ def choose(
     if shuffle is not None:
         random.Random(shuffle).shuffle(chosen)
     if ids:
-        chosen = _matching(chosen, ids, id_of)
+        chosen = _matching(chosen, ids)
     if part is not None:
         chosen = chosen[part]
     chosen = chosen[:limit]
@@ -60,8 +59,8 @@ def _bound(part: slice | None, limit: int | None) -> int | None:
     return min(ends, default=None)
 
 
-def _matching(instances: list[Any], patterns: Sequence[str], id_of: Callable[[Any, int], str]) -> list[Any]:
-    ids = [id_of(instance, index) for index, instance in enumerate(instances)]
+def _matching(instances: list[Any], patterns: Sequence[str]) -> list[Any]:
+    ids = [instance_id_of(instance, index) for index, instance in enumerate(instances)]
     wanted = set()
     for pattern in patterns:
         # An id may itself hold what a glob gives a meaning ("a[1]"), so the same text always matches.

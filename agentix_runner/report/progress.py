@@ -1,5 +1,4 @@
-"""How a run is going: one line on a terminal, log lines elsewhere, a bar in a notebook. No click in here, since the
-runner uses it for `progress="auto"`.
+"""How a run is going, in the caller's process: one line on a terminal, log lines elsewhere, a bar in a notebook.
 
 What the runner calls, always from the caller's thread: `start`, then `event`, `result` and `tick` (about every 0.2 s),
 and `close` at the end, on every path.
@@ -18,10 +17,10 @@ from contextlib import contextmanager
 from importlib import import_module
 from typing import Any, Protocol, TextIO
 
-from ..batch.counts import Tally
 from ..errors import BadArgument
 from ..records import Rollout
 from ..text import clean, cut_to, is_terminal, plural, whole_seconds
+from .counts import Counts
 
 CLEAR = "\r\x1b[K"
 
@@ -47,27 +46,34 @@ class Progress(Protocol):
         """The run is over."""
 
 
-class Shown:
-    """What all progress has in common: it counts, and shows the numbers at most every so often.
+class ProgressDisplay:
+    """What all ways to show progress have in common: counting, and showing the numbers at most every so often.
 
     While outcomes come fast there is no `tick`, so each call is an occasion to show.
     """
 
+    headline = ""
+    """Logged when the run starts."""
+
     def __init__(self, every_s: float, clock: Callable[[], float]) -> None:
-        self._tally = Tally(clock)
+        self.counts = Counts(clock)
+        self.started = False
         self._every_s = every_s
         self._clock = clock
         self._next = clock() + every_s
 
     def start(self, *, total: int, finished: Sequence[Rollout]) -> None:
-        self._tally.start(total, finished)
+        self.started = True
+        self.counts.start(total, finished)
+        if self.headline:
+            logger.info("%s", self.headline)
 
     def event(self, instance_id: str, phase: str) -> None:
-        self._tally.enter(instance_id, phase)
+        self.counts.enter(instance_id, phase)
         self.tick()
 
     def result(self, rollout: Rollout) -> None:
-        self._tally.finish(rollout)
+        self.counts.finish(rollout)
         if rollout.error is not None and rollout.ran:
             attempt = f" (attempt {rollout.attempt})" if rollout.attempt else ""
             logger.error("%s%s: %s", clean(rollout.instance_id, 120), attempt, clean(rollout.error))
@@ -87,7 +93,7 @@ class Shown:
         pass
 
 
-class LogProgress(Shown):
+class LogProgress(ProgressDisplay):
     """One log line every `every_s` seconds, and one for each error at once."""
 
     def __init__(self, *, every_s: float = 30.0, clock: Callable[[], float] = time.monotonic) -> None:
@@ -103,10 +109,10 @@ class LogProgress(Shown):
         super().event(instance_id, phase)
 
     def show(self) -> None:
-        logger.info("%s", ", ".join(self._tally.parts()))
+        logger.info("%s", ", ".join(self.counts.parts()))
 
 
-class TerminalProgress(Shown):
+class TerminalProgress(ProgressDisplay):
     """One line at the bottom of a terminal, drawn again when it changes. With `running`, below it a line for each
     instance that runs: which phase it is in, and for how long.
 
@@ -155,9 +161,9 @@ class TerminalProgress(Shown):
 
     def show(self) -> None:
         columns, lines = self._size()
-        text = _fit(self._tally.parts(), columns - 1)
+        text = _fit(self.counts.parts(), columns - 1)
         if self._with_running:
-            text = "\n".join([text, *_running(self._tally.running(), columns - 1, lines - 2)])
+            text = "\n".join([text, *_running(self.counts.running(), columns - 1, lines - 2)])
         with self._lock:
             if text != self._shown and not self._closed:
                 # One write, old ends erased after the new text: there is no moment at which a line is empty.
@@ -207,16 +213,16 @@ def _fit(parts: Sequence[str], width: int) -> str:
     return line
 
 
-def _running(places: Sequence[tuple[str, str, float]], width: int, height: int) -> list[str]:
+def _running(running: Sequence[tuple[str, str, float]], width: int, height: int) -> list[str]:
     """A line for each instance that runs, as many as there is room for."""
-    room = len(places) if len(places) <= height else max(height - 1, 0)
-    lines = [f"  {phase:<5} {whole_seconds(spent):>6}  {clean(name, 120)}" for name, phase, spent in places[:room]]
-    if len(places) > room and height > 0:
-        lines.append(f"  and {len(places) - room} more")
+    room = len(running) if len(running) <= height else max(height - 1, 0)
+    lines = [f"  {phase:<5} {whole_seconds(spent):>6}  {clean(name, 120)}" for name, phase, spent in running[:room]]
+    if len(running) > room and height > 0:
+        lines.append(f"  and {len(running) - room} more")
     return [cut_to(line, width) for line in lines]
 
 
-class NotebookProgress(Shown):
+class NotebookProgress(ProgressDisplay):
     """A tqdm bar, as a widget where Jupyter has widgets.
 
     Raises:
@@ -243,7 +249,7 @@ class NotebookProgress(Shown):
         super().result(rollout)
 
     def show(self) -> None:
-        self._bar.set_postfix_str(", ".join(self._tally.parts()[1:]), refresh=True)
+        self._bar.set_postfix_str(", ".join(self.counts.parts()[1:]), refresh=True)
 
     def close(self) -> None:
         if self._bar is not None:

@@ -1,26 +1,26 @@
-"""The table at the end of a run, from its summary."""
+"""The table at the end of a run, from its summary, and how text is styled and set in columns for a terminal."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+import re
+from collections.abc import Mapping, Sequence
 from typing import Any
 
-import click
-
+from ..records import LIMITED_PHASES
 from ..text import clean, plural, seconds
 
-ROWS = (
-    ("resolved", "resolved", "green"),
-    ("unresolved", "unresolved", "yellow"),
-    ("empty_patch", "empty patch", "yellow"),
-    ("setup_failed", "setup failed", "red"),
-    ("error", "error", "red"),
-    ("not_scored", "not scored", None),
-    ("not_run", "not run", "yellow"),
-)
-"""The statuses of rollouts: key of the summary, words, colour. All but the first are left out where they are zero."""
+COLORS = {
+    "resolved": "green",
+    "unresolved": "yellow",
+    "empty_patch": "yellow",
+    "setup_failed": "red",
+    "error": "red",
+    "not_scored": None,
+    "not_run": "yellow",
+}
+"""Of each status, in the order of the table."""
 
-PHASES = ("session", "setup", "agent", "score", "teardown")
+STYLES = {"bold": 1, "red": 31, "green": 32, "yellow": 33, "cyan": 36}
 MAX_ERRORS = 10
 
 
@@ -37,12 +37,14 @@ def _counts(summary: Mapping[str, Any]) -> list[str]:
     head = plural(total, "rollout")
     if summary["attempts"] > 1:
         head += f" ({plural(summary['instances'], 'instance')}, up to {summary['attempts']} attempts)"
-    rows = [
-        (click.style(words, fg=color if summary[key] else None), str(summary[key]), _percent(summary[key], total))
-        for key, words, color in ROWS
-        if summary[key] or (key == "resolved" and not summary["not_scored"])
-    ]
-    return [click.style(head, bold=True), *_columns(rows)]
+    rows = []
+    for status, color in COLORS.items():
+        count = summary[status]
+        if count:
+            rows.append((styled(words(status), color), str(count), f"{count / total:.1%}"))
+        elif status == "resolved" and not summary["not_scored"]:
+            rows.append((words(status), "0", "0.0%" if total else ""))
+    return [styled(head, "bold"), *columns(rows)]
 
 
 def _rates(summary: Mapping[str, Any]) -> list[str]:
@@ -55,17 +57,17 @@ def _rates(summary: Mapping[str, Any]) -> list[str]:
     if reward is not None and scored and abs(reward - summary["resolved"] / scored) > 1e-9:
         rows.append(("mean reward", f"{reward:.3f}"))
     rows += [(clean(name, 40), f"{value:,.6g}") for name, value in summary["usage"].items() if value is not None]
-    return _columns(rows)
+    return columns(rows)
 
 
 def _phases(timing: Mapping[str, Any]) -> list[str]:
-    known = [name for name in PHASES if name in timing["phases"]]
+    known = [name for name in LIMITED_PHASES if name in timing["phases"]]
     found = [(name, timing["phases"][name]) for name in known + sorted(set(timing["phases"]) - set(known))]
     if not found:
         return []
     rows: list[Sequence[str]] = [("time by phase", "mean", "longest", "sum")]
     rows += [(clean(name, 40), *(seconds(t[key] or 0.0) for key in ("mean_s", "max_s", "sum_s"))) for name, t in found]
-    lines = _columns(rows)
+    lines = columns(rows)
     if timing["span_s"] is not None:
         lines.append(f"  {seconds(timing['span_s'])} from start to end")
     return lines
@@ -74,11 +76,11 @@ def _phases(timing: Mapping[str, Any]) -> list[str]:
 def _errors(errors: Mapping[str, Any]) -> list[str]:
     if not errors:
         return []
-    lines = [click.style("errors", bold=True)]
+    lines = [styled("errors", "bold")]
     for name, error in list(errors.items())[:MAX_ERRORS]:
         phases = ", ".join(clean(phase, 40) for phase in error["phases"])
         example = error["example"]
-        lines.append(f"  {error['count']} x {click.style(clean(name, 80), fg='red')} in {phases}, for example")
+        lines.append(f"  {error['count']} x {styled(clean(name, 80), 'red')} in {phases}, for example")
         lines.append(f"    {clean(example['instance_id'], 80)}: {clean(example['message'], 300)}")
     if len(errors) > MAX_ERRORS:
         lines.append(f"  and {plural(len(errors) - MAX_ERRORS, 'other type')}")
@@ -96,20 +98,28 @@ def _where(summary: Mapping[str, Any], run_dir: str) -> list[str]:
     return lines
 
 
-def _percent(count: int, total: int) -> str:
-    return f"{count / total:.1%}" if total else ""
+def words(status: str) -> str:
+    """A status as people read it: "empty patch"."""
+    return status.replace("_", " ")
 
 
-def _columns(rows: Iterable[Sequence[str]]) -> list[str]:
-    """The rows indented, the first column to the left, the others to the right, colours not counted."""
-    cells = [list(row) for row in rows]
-    widths = [max(len(click.unstyle(cell)) for cell in column) for column in zip(*cells, strict=True)]
-    return [
-        "  " + "  ".join(_pad(c, w, right=i > 0) for i, (c, w) in enumerate(zip(row, widths, strict=True))).rstrip()
-        for row in cells
-    ]
+def styled(text: str, style: str | None) -> str:
+    """`text` in bold or in a colour, as terminals understand it; None leaves it as it is."""
+    return text if style is None else f"\x1b[{STYLES[style]}m{text}\x1b[0m"
 
 
-def _pad(cell: str, width: int, *, right: bool) -> str:
-    space = " " * (width - len(click.unstyle(cell)))
-    return space + cell if right else cell + space
+def unstyled(text: str) -> str:
+    """`text` without what `styled` has put in."""
+    return re.sub(r"\x1b\[\d+m", "", text)
+
+
+def columns(rows: Sequence[Sequence[str]]) -> list[str]:
+    """The rows indented, the first column to the left, the others to the right, styles not counted."""
+    widths = [max(len(unstyled(cell)) for cell in column) for column in zip(*rows, strict=True)]
+    lines = []
+    for row in rows:
+        # What styles a cell takes no room on the screen.
+        room = [width + len(cell) - len(unstyled(cell)) for width, cell in zip(widths, row, strict=True)]
+        cells = [row[0].ljust(room[0]), *map(str.rjust, row[1:], room[1:])]
+        lines.append("  " + "  ".join(cells).rstrip())
+    return lines

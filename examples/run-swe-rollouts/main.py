@@ -18,7 +18,6 @@ from jsonfiles import content_hash
 from rows import check_ids, need
 
 from agentix_runner import DockerProvider, Timeouts, run_rollouts
-from agentix_runner.batch.checks import instance_id_of
 from agentix_runner.cli import exit_codes
 from agentix_runner.cli.options import Command
 from agentix_runner.cli.select import choose
@@ -37,7 +36,7 @@ def limit_of(text: str) -> float:
         value = duration(text)
         if value <= MOST_S:
             return value
-    raise click.BadParameter(f"{text!r} is no time above 0: give seconds, 30m or 2h, at most 30d")
+    raise click.BadParameter(f"{text!r} is not a valid time: expected seconds above 0, 30m or 2h, at most 30d")
 
 
 @click.command(cls=Command)
@@ -69,9 +68,9 @@ def main(ctx: click.Context, /, **options: Any) -> None:
 
     TIME is in seconds, or 30m, 2h.
     """
-    with logging_to(sys.stderr, verbose=False, quiet=False), exit_codes.interruptible():
+    with logging_to(sys.stderr, verbose=False, quiet=False):
         how_to_resume = f"the same command goes on with {options['out']}"
-        ctx.exit(exit_codes.exit_code(lambda: run(**options), verbose=False, on_interrupt=lambda: how_to_resume))
+        ctx.exit(exit_codes.run(lambda: run(**options), on_interrupt=lambda: how_to_resume))
 
 
 def run(
@@ -108,7 +107,7 @@ def run(
         solver, chosen = solver_for(
             every, ground_truth=ground_truth, predictions=predictions, agent=agent, timeout=agent_timeout
         )
-        chosen = choose(chosen, id_of=instance_id_of, ids=ids, limit=limit)
+        chosen = choose(chosen, ids=ids, limit=limit)
         swe.check(chosen)
         for row in chosen if predictions is None else ():
             need(

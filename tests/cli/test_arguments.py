@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, Literal, Optional
 
 import pytest
 
-from agentix_runner.cli.arguments import convert_arguments
+from agentix_runner.cli.values import convert_arguments
 from agentix_runner.errors import BadArgument
 
 if TYPE_CHECKING:

@@ -328,7 +328,7 @@ def test_what_a_cluster_lacks_is_one_line_before_anything_runs(tmp_path: Path) -
         (["--dask", "local:none"], "--dask local:none: give local:N with the number of worker processes, local:4 say"),
         (["--dask", "cluster"], "--dask cluster is no address (missing port number in address 'cluster'): give "),
         (["--dask-resource", "GPU=1"], "--dask-resource needs --dask: give the cluster's address, or leave it out"),
-        (["--dask-resource", "GPU"], "Invalid value for '--dask-resource': 'GPU' is no K=N"),
+        (["--dask-resource", "GPU"], "Invalid value for '--dask-resource': 'GPU' is not a valid K=N"),
     ],
 )
 def test_a_wrong_option_is_one_line_and_exit_code_2(tmp_path: Path, args: list[str], message: str) -> None:

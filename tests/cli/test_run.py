@@ -244,7 +244,7 @@ class TestOptions:
             "Agent",
             "Provider",
         ]
-        assert type(given.pop("progress").shown).__name__ == "LogProgress"
+        assert type(given.pop("progress")).__name__ == "LogProgress"
         assert given == {
             "instances": [{"id": f"task/{i}"} for i in range(4)],
             "bundle": None,
@@ -311,11 +311,11 @@ class TestRefused:
             (["--retry-attempts", "0"], "RetryPolicy.attempts is 0: "),
             (
                 ["--timeout-agent", "0"],
-                "Invalid value for '--timeout-agent': '0' is no time above 0: give seconds, 30m",
+                "Invalid value for '--timeout-agent': '0' is not a valid time: expected seconds above 0, 30m",
             ),
-            (["--timeout-total", "-5"], "Invalid value for '--timeout-total': '-5' is no time above 0"),
+            (["--timeout-total", "-5"], "Invalid value for '--timeout-total': '-5' is not a valid time"),
             (["--limit", "0"], "Invalid value for '--limit': 0 is not in the range x>=1."),
-            (["--slice", "3"], "Invalid value for '--slice': '3' is no slice"),
+            (["--slice", "3"], "Invalid value for '--slice': '3' is not a valid slice"),
             (["--slice", "7:"], "--slice leaves no instance to run"),
             (["--instance-id", "tusk/1"], "--instance-id tusk/1: none of the 4 instances has such an id"),
             (["--dataset-arg", "m=1"], "--dataset-arg m: bench:Tasks does not take 'm'; it takes n, instances"),
@@ -342,7 +342,7 @@ class TestRefused:
 
     def test_missing_options(self) -> None:
         """What must be given is named, with where the help is."""
-        assert refused(adapters=[]) == "Missing option '--dataset'. (see main --help)"
+        assert refused(adapters=[]) == "Missing option '--dataset'. (see agentix-run --help)"
 
     def test_factory_that_raises(self) -> None:
         """The user's own error is shown with its place; with -v its whole traceback comes before the line."""
@@ -402,7 +402,7 @@ class TestEnds:
         assert result.stderr == (
             "Ended by SIGINT: 2 rollouts finished and kept; the rest: the same command with --out 'my out'\n"
         )
-        monkeypatch.setattr("agentix_runner.cli.launch.read_instances", runner)
+        monkeypatch.setattr("agentix_runner.cli.run.read_instances", runner)
         assert run().stderr == "Ended by SIGINT: nothing was started\n"
 
     def test_not_run(self, runner: Recorder) -> None:

@@ -7,7 +7,6 @@ from typing import Any
 
 import pytest
 
-from agentix_runner.batch.checks import instance_id_of
 from agentix_runner.cli.select import choose
 from agentix_runner.errors import BadArgument
 
@@ -15,7 +14,7 @@ TEN = [{"id": f"task/{i}"} for i in range(10)]
 
 
 def ids(instances: Any = TEN, **how: Any) -> list[str]:
-    return [i["id"].removeprefix("task/") for i in choose(instances, id_of=instance_id_of, **how)]
+    return [i["id"].removeprefix("task/") for i in choose(instances, **how)]
 
 
 def test_everything() -> None:

@@ -8,7 +8,6 @@ import click
 import pytest
 
 from agentix_runner.cli.values import duration, error_limit, key_value, part, to_mapping
-from agentix_runner.errors import BadArgument
 
 
 @pytest.mark.parametrize(
@@ -28,7 +27,7 @@ def test_duration_none() -> None:
 @pytest.mark.parametrize("text", ["0", "-5", "0m", "", "soon", "1w", "nan", "inf", "1e999", "9" * 400, "1:30"])
 def test_duration_refused(text: str) -> None:
     """What is no time above 0 is refused, with the forms that are taken."""
-    with pytest.raises(click.BadParameter, match="give seconds, 30m, 2h, or none"):
+    with pytest.raises(click.BadParameter, match="expected seconds above 0, 30m, 2h, or none"):
         duration(text)
 
 
@@ -50,7 +49,7 @@ def test_part(text: str, expected: slice) -> None:
 @pytest.mark.parametrize("text", ["3", "", "a:b", "1:2:3", "1.5:2"])
 def test_part_refused(text: str) -> None:
     """What is no A:B is refused."""
-    with pytest.raises(click.BadParameter, match="give A:B"):
+    with pytest.raises(click.BadParameter, match="expected A:B"):
         part(text)
 
 
@@ -64,7 +63,7 @@ def test_error_limit(text: str, expected: float) -> None:
 
 def test_error_limit_refused() -> None:
     """What is no number is refused."""
-    with pytest.raises(click.BadParameter, match="'many' is no number"):
+    with pytest.raises(click.BadParameter, match="'many' is not a valid number of errors"):
         error_limit("many")
 
 
@@ -76,8 +75,8 @@ def test_key_value() -> None:
 
 @pytest.mark.parametrize("text", ["key", "=v", "a b=c", ""])
 def test_key_value_refused(text: str) -> None:
-    """What is no K=V is refused."""
-    with pytest.raises(click.BadParameter, match="is no K=V"):
+    """What is not a valid K=V is refused."""
+    with pytest.raises(click.BadParameter, match="is not a valid K=V"):
         key_value(text)
 
 
@@ -90,6 +89,7 @@ def test_key_value_keeps_a_secret() -> None:
 
 def test_to_mapping_refuses_a_second_value() -> None:
     """A name given twice is refused, naming it."""
-    assert to_mapping([("a", "1"), ("b", "2")], "--agent-arg") == {"a": "1", "b": "2"}
-    with pytest.raises(BadArgument, match="--agent-arg a is given twice"):
-        to_mapping([("a", "1"), ("a", "2")], "--agent-arg")
+    option = click.Option(["--agent-arg"])
+    assert to_mapping(None, option, [("a", "1"), ("b", "2")]) == {"a": "1", "b": "2"}
+    with pytest.raises(click.UsageError, match="--agent-arg a is given twice"):
+        to_mapping(None, option, [("a", "1"), ("a", "2")])

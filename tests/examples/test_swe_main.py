@@ -280,7 +280,7 @@ def test_a_limit_is_one(tmp_path: Path, option: str, value: str) -> None:
     """A limit of no time, or of none at all, is an error in the command's use."""
     (tmp_path / "rows.jsonl").write_text(lines(ROW))
     error = told(tmp_path, "--rows", "rows.jsonl", "--agent", "mini", option, value)
-    assert f"Invalid value for '{option}': '{value}' is no time above 0: give seconds, 30m or 2h, at most 30d" in error
+    assert f"Invalid value for '{option}': '{value}' is not a valid time: expected seconds above 0, 30m or 2h" in error
 
 
 def test_a_dataset_that_cant_be_loaded_is_one_line(tmp_path: Path) -> None:

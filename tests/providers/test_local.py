@@ -16,9 +16,10 @@ import psutil
 import pytest
 
 from agentix_runner import LocalProvider, SandboxConfig, run_rollouts
+from agentix_runner.cli.adapters import load_provider
 from agentix_runner.errors import BadArgument, SandboxStartError
 from agentix_runner.protocols import SandboxProvider
-from agentix_runner.providers import directories, known_providers, load_provider
+from agentix_runner.providers import directories, known_providers
 from agentix_runner.providers.owners import Owner, process_start
 
 from ..support import wire_functions as remote
@@ -503,8 +504,10 @@ def test_what_no_provider_can_be_made_of_is_a_clear_error(name: str, args: dict[
 
 def test_a_provider_that_does_not_load_says_why(monkeypatch: pytest.MonkeyPatch) -> None:
     """The import error is in the message."""
-    monkeypatch.setattr("agentix_runner.providers._places", lambda: {"far": "no.such.module:X", "odd": "os:Nothing"})
+    monkeypatch.setattr(
+        "agentix_runner.providers.by_name._entry_points", lambda: {"far": "no.such.module:X", "odd": "os:Nothing"}
+    )
     with pytest.raises(BadArgument, match=r"provider 'far' \(no.such.module:X\) can't be loaded: No module named 'no'"):
-        load_provider("far")
+        load_provider("far", {})
     with pytest.raises(BadArgument, match="module 'os' has no attribute 'Nothing'"):
-        load_provider("odd")
+        load_provider("odd", {})

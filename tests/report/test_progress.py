@@ -13,9 +13,9 @@ from collections.abc import Iterator
 
 import pytest
 
-from agentix_runner.batch.counts import Tally
 from agentix_runner.errors import BadArgument
 from agentix_runner.records import NOT_RUN, Rollout
+from agentix_runner.report.counts import Counts
 from agentix_runner.report.progress import LogProgress, NotebookProgress, TerminalProgress, make_progress
 
 
@@ -65,49 +65,49 @@ def logged(caplog: pytest.LogCaptureFixture) -> Iterator[pytest.LogCaptureFixtur
         yield caplog
 
 
-class TestTally:
+class TestCounts:
     """The numbers."""
 
     def test_line(self) -> None:
         """It counts what is done, resolved and failed, who is in which phase, and the time left at this pace."""
         clock = Clock()
-        tally = Tally(clock)
-        tally.start(10, [good("old")])
-        assert tally.parts() == ["1/10 done", "1 resolved", "0 errors"]
+        counts = Counts(clock)
+        counts.start(10, [good("old")])
+        assert counts.parts() == ["1/10 done", "1 resolved", "0 errors"]
         for name, phase in [("a", "setup"), ("b", "setup"), ("a", "agent"), ("c", "setup"), ("a", "score")]:
-            tally.enter(name, phase)
-        assert tally.parts() == ["1/10 done", "1 resolved", "0 errors", "setup 2 score 1"]
+            counts.enter(name, phase)
+        assert counts.parts() == ["1/10 done", "1 resolved", "0 errors", "setup 2 score 1"]
         clock.now = 30.0
-        tally.finish(good("a"))
-        tally.finish(reached(bad("b"), "session", "setup", "teardown"))
-        assert tally.parts() == ["3/10 done", "2 resolved", "1 error", "setup 1", "1m45s left"]
+        counts.finish(good("a"))
+        counts.finish(reached(bad("b"), "session", "setup", "teardown"))
+        assert counts.parts() == ["3/10 done", "2 resolved", "1 error", "setup 1", "1m45s left"]
 
     def test_everything_done(self) -> None:
         """Nothing is left at the end."""
-        tally = Tally(Clock())
-        tally.start(1, [])
-        tally.finish(good("a"))
-        assert tally.parts() == ["1/1 done", "1 resolved", "0 errors"]
+        counts = Counts(Clock())
+        counts.start(1, [])
+        counts.finish(good("a"))
+        assert counts.parts() == ["1/1 done", "1 resolved", "0 errors"]
 
     def test_attempts_that_overlap(self) -> None:
         """Attempts at one instance may be in different phases, and each leaves its own."""
-        tally = Tally(Clock())
-        tally.start(3, [])
+        counts = Counts(Clock())
+        counts.start(3, [])
         for phase in ("setup", "setup", "agent", "setup", "score"):
-            tally.enter("a", phase)
-        assert tally.parts()[-1] == "setup 2 score 1"
-        tally.enter("a", "agent")
-        tally.finish(reached(Rollout("a", error="x"), "session", "setup", "agent"))
-        assert tally.parts()[3] == "setup 1 score 1"
-        tally.finish(reached(good("a"), "session", "setup", "agent", "teardown", "session", "score"))
-        assert tally.parts()[3] == "setup 1"
+            counts.enter("a", phase)
+        assert counts.parts()[-1] == "setup 2 score 1"
+        counts.enter("a", "agent")
+        counts.finish(reached(Rollout("a", error="x"), "session", "setup", "agent"))
+        assert counts.parts()[3] == "setup 1 score 1"
+        counts.finish(reached(good("a"), "session", "setup", "agent", "teardown", "session", "score"))
+        assert counts.parts()[3] == "setup 1"
 
     def test_result_without_events(self) -> None:
         """A rollout that ended before any phase of its own counts all the same."""
-        tally = Tally(Clock())
-        tally.start(2, [])
-        tally.finish(bad("a"))
-        assert tally.parts()[:3] == ["1/2 done", "0 resolved", "1 error"]
+        counts = Counts(Clock())
+        counts.start(2, [])
+        counts.finish(bad("a"))
+        assert counts.parts()[:3] == ["1/2 done", "0 resolved", "1 error"]
 
 
 class TestLog:

@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-import click
-
 from agentix_runner.records import NOT_RUN, Failure, Rollout
-from agentix_runner.report.terminal import table
+from agentix_runner.report.terminal import table, unstyled
 from agentix_runner.rundir.summary import summarize
 from agentix_runner.text import clean, cut_to, printable, seconds
 
 
 def shown(*rollouts: Rollout, run_dir: str | None = None) -> str:
-    return click.unstyle(table(summarize(rollouts), run_dir=run_dir))
+    return unstyled(table(summarize(rollouts), run_dir=run_dir))
 
 
 def timed(rollout: Rollout, *phases: tuple[str, float, float]) -> Rollout:

@@ -17,8 +17,9 @@ import docker.errors
 import pytest
 
 from agentix_runner import AgentResult, DockerProvider, Resource, SandboxConfig, run_rollouts
+from agentix_runner.cli.adapters import load_provider
 from agentix_runner.errors import BadArgument, CallError, SandboxError, SandboxStartError
-from agentix_runner.providers import load_provider, owners
+from agentix_runner.providers import owners
 from agentix_runner.remote.host.connection import RemoteSandbox
 from agentix_runner.remote.tools import bash
 
