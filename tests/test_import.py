@@ -24,12 +24,10 @@ KNOWN_UP = {
     "executors.processes -> batch.checks",
     "executors.remote_job -> batch.checks",
     "executors.threads -> batch.prefetch",
-    "providers -> cli.arguments",
     "providers.docker.engine -> rollout.retry",
     "providers.docker.pulls -> rollout.retry",
     "records -> report.notebook",
     "remote.host.connection -> tunnel.tunnel",
-    "report.progress -> batch.counts",
     "runner -> descriptors",
     "tunnel.tunnel -> descriptors",
 }
