@@ -3,25 +3,23 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from agentix_runner import DockerProvider, LocalProvider, Rollout, run_rollouts
+from agentix_runner import DockerProvider, LocalProvider, Rollout, SandboxConfig
 from agentix_runner.errors import BadArgument, SandboxDied
 from agentix_runner.remote.tools import BashResult, bash
 
 from ..support.images import BUSYBOX
 from ..support.messages_api import INPUT_TOKENS, OUTPUT_TOKENS, MessagesApi, say, serving, use
-from ..support.swe_example import Searched, need, spellings, where_key_is
+from ..support.swe_example import Searched, need, run_rows, spellings, where_key_is
 
 from agents.claude_code import COMMAND, ClaudeCodeAgent, outcome  # isort: skip
 from agents.gold import GoldPatchAgent  # isort: skip
 from agents.mini_swe import MiniSweAgent, SandboxEnvironment, usage, without_keys  # isort: skip
 from agents.recorded import RecordedAgent, read_predictions  # isort: skip
-from dataset import SweDataset  # isort: skip
 from harness import Harness  # isort: skip
 
 pytestmark = pytest.mark.timeout(300)
@@ -29,20 +27,8 @@ pytestmark = pytest.mark.timeout(300)
 EDIT = "sed -i 's/a - b/a + b/' calc.py"
 
 
-@pytest.fixture(scope="module")
-def harness() -> Iterator[Harness]:
-    need("swebench", "swe")
-    one = Harness()
-    yield one
-    one.close()
-
-
 def run(row: dict[str, Any], agent: Any, harness: Harness, **settings: Any) -> Rollout:
-    [rollout] = run_rollouts(
-        dataset=SweDataset(rows=[row], harness=harness, eval_timeout=60),
-        agent=agent,
-        **{"provider": DockerProvider(user="root"), **settings},
-    )
+    [rollout] = run_rows([row], agent, harness, **settings)
     return rollout
 
 
@@ -59,15 +45,11 @@ PREDICTION = {"instance_id": "a", "model_name_or_path": "m", "model_patch": "p\r
 
 @pytest.mark.parametrize(
     ("name", "content"),
-    [
-        ("p.json", [PREDICTION]),
-        ("p.json", {"a": PREDICTION}),
-        ("p.jsonl", PREDICTION),
-    ],
+    [("p.json", [PREDICTION]), ("p.json", {"a": PREDICTION}), ("p.jsonl", PREDICTION)],
     ids=["a list", "an object", "lines"],
 )
 def test_predictions_are_read_in_each_form(tmp_path: Path, name: str, content: Any) -> None:
-    """Both forms of .json, and .jsonl, give the patches byte for byte."""
+    """Both forms of .json, and .jsonl, give the patches byte for byte; one that is null is empty."""
     path = tmp_path / name
     path.write_text(json.dumps(content) + "\n")
     agent = RecordedAgent(read_predictions(path))
@@ -75,12 +57,7 @@ def test_predictions_are_read_in_each_form(tmp_path: Path, name: str, content: A
     assert (result.patch, result.info) == (PREDICTION["model_patch"], {"model_name_or_path": "m"})
     with pytest.raises(LookupError, match="no prediction for b"):
         agent.solve(None, {"instance_id": "b"}, model=None)
-
-
-def test_a_prediction_without_a_patch_is_empty(tmp_path: Path) -> None:
-    """A patch that is null is an empty one."""
-    path = tmp_path / "p.json"
-    path.write_text('[{"instance_id": "a", "model_patch": null}]')
+    path.write_text(path.read_text().replace(json.dumps(PREDICTION["model_patch"]), "null"))
     assert RecordedAgent(read_predictions(path)).solve(None, {"instance_id": "a"}, model=None).patch == ""
 
 
@@ -123,14 +100,8 @@ def test_mini_swe_agent_resolves(swe_row: dict[str, Any], harness: Harness, tmp_
     assert (rollout.error, rollout.status, rollout.agent_exit) == (None, "resolved", 0)
     assert rollout.patch.startswith("diff --git a/calc.py b/calc.py\nindex ")
     assert rollout.patch.endswith("\n-    return a - b\n+    return a + b\n \n \n def mul(a, b):\n")
-    assert rollout.info == {
-        "exit_status": "Submitted",
-        "calls": 4,
-        "cost_usd": 1.0,
-        "input_tokens": 0,
-        "output_tokens": 0,
-        "patch_from": "submission",
-    }
+    info = {"exit_status": "Submitted", "calls": 4, "cost_usd": 1.0, "input_tokens": 0, "output_tokens": 0}
+    assert rollout.info == {**info, "patch_from": "submission"}
     trajectory = json.loads((tmp_path / "run" / "test__calc-1" / "trajectory.json").read_text())
     observed = "<returncode>3</returncode>\n<output>\n/testbed\n[calc]\ndebug = yes\nto stderr\ncaf\ufffd\n</output>"
     assert trajectory["messages"][3]["content"] == observed
@@ -176,18 +147,14 @@ def test_a_sandbox_that_ends_is_nothing_that_a_model_reads() -> None:
     with pytest.raises(SandboxDied, match="gone"):
         environment.execute({"command": "ls"})
     assert isinstance(environment.broken, SandboxDied)
-    with LocalProvider().session(_config()) as sandbox:
+    with LocalProvider().session(SandboxConfig(image="")) as sandbox:
         observed = SandboxEnvironment(sandbox, {"cwd": "/"}, Submitted).execute({"command": "a\0b"})
         assert (observed["output"], observed["returncode"]) == ("", -1)
         assert observed["exception_info"].startswith("ValueError: ")
-        late = SandboxEnvironment(sandbox, {"cwd": "/", "timeout": 0.2}, Submitted).execute(
-            {"command": "echo a; sleep 9"}
-        )
-        assert late == {
-            "output": "a\n",
-            "returncode": -1,
-            "exception_info": "the command took longer than 0.2 s, and was ended",
-        }
+        short = SandboxEnvironment(sandbox, {"cwd": "/", "timeout": 0.2}, Submitted)
+        ended = "the command took longer than 0.2 s, and was ended"
+        late = {"output": "a\n", "returncode": -1, "exception_info": ended}
+        assert short.execute({"command": "echo a; sleep 9"}) == late
 
 
 def test_a_submission_is_whole_or_none() -> None:
@@ -224,15 +191,11 @@ def test_tokens_are_added_up() -> None:
 # ---------------------------------------------------------------- Claude Code
 
 KEY = "sk-ant-api03-a+very/secret=key-0123456789"
+LOOK = "env; cat /proc/1/environ; cat /proc/self/environ; python3 -c 'import calc; print(calc.add(2, 3))'"
 STEPS = [
     [say("I look."), use("Read", file_path="/testbed/calc.py")],
     [use("Edit", file_path="/testbed/calc.py", old_string="a - b", new_string="a + b")],
-    [
-        use(
-            "Bash",
-            command="env; cat /proc/1/environ; cat /proc/self/environ; python3 -c 'import calc; print(calc.add(2, 3))'",
-        )
-    ],
+    [use("Bash", command=LOOK)],
     [say("It is fixed.")],
 ]
 
@@ -245,11 +208,7 @@ def claude(row: dict[str, Any], harness: Harness, api: MessagesApi, bundle: str,
 
 
 def test_claude_code_resolves(
-    swe_row: dict[str, Any],
-    harness: Harness,
-    claude_bundle: str,
-    tmp_path: Path,
-    caplog: pytest.LogCaptureFixture,
+    swe_row: dict[str, Any], harness: Harness, claude_bundle: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     """The real CLI in a sandbox without a network edits a file by way of the tunnel, its edit is scored, tokens and
     cost are kept; the key reaches the API and is nowhere else, in no spelling: not in the sandbox's files and
@@ -292,12 +251,7 @@ def test_claude_code_resolves(
     ids=["401", "529", "silent", "silent until the end"],
 )
 def test_an_api_that_fails_is_an_error(
-    swe_row: dict[str, Any],
-    harness: Harness,
-    claude_bundle: str,
-    api: MessagesApi,
-    settings: dict[str, Any],
-    said: str,
+    swe_row: dict[str, Any], harness: Harness, claude_bundle: str, api: MessagesApi, settings: dict[str, Any], said: str
 ) -> None:
     """An API that refuses, is overloaded or never answers is the rollout's error, not an empty patch."""
     rollout = claude(swe_row, harness, api, claude_bundle, **settings)
@@ -308,9 +262,7 @@ def test_an_api_that_fails_is_an_error(
 
 
 def test_claude_codes_edits_are_its_patch_at_the_limit(
-    swe_row: dict[str, Any],
-    harness: Harness,
-    claude_bundle: str,
+    swe_row: dict[str, Any], harness: Harness, claude_bundle: str
 ) -> None:
     """With its turns used up, what it has edited until then is the patch."""
     rollout = claude(swe_row, harness, MessagesApi(STEPS), claude_bundle, max_turns=2)
@@ -321,7 +273,7 @@ def test_claude_codes_edits_are_its_patch_at_the_limit(
 def test_claude_code_starts_where_there_is_no_glibc(busybox: str, claude_bundle: str) -> None:
     """In an image without a C library the bundle's own loader starts the CLI."""
     assert busybox == BUSYBOX
-    with DockerProvider().session(_config(image=busybox, bundle=claude_bundle)) as sandbox:
+    with DockerProvider().session(SandboxConfig(image=busybox, bundle=claude_bundle)) as sandbox:
         command = f"export HOME=/tmp; touch /tmp/task.txt; set -- --version\n{COMMAND}"
         ran = sandbox.remote(bash, command, timeout=60)
     assert (ran.exit_code, ran.stdout.split()[1:], ran.stderr) == (0, ["(Claude", "Code)"], "")
@@ -358,9 +310,3 @@ def test_claude_code_needs_a_key(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_what_the_cli_says_is_text_that_somebody_else_wrote(stdout: str, told: dict[str, Any]) -> None:
     """The result is the last object that the CLI printed; nothing that it may print breaks the reading of it."""
     assert outcome(BashResult(0, stdout, "", False, False)) == told
-
-
-def _config(**settings: Any) -> Any:
-    from agentix_runner import SandboxConfig
-
-    return SandboxConfig(**{"image": "", **settings})

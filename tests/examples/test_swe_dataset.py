@@ -7,7 +7,6 @@ import os
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -16,9 +15,9 @@ from agentix_runner import AgentResult, DockerProvider, Rollout, run_rollouts
 from agentix_runner.errors import BadArgument
 from agentix_runner.remote.tools import BashResult, bash
 
-from ..conftest import eventually
 from ..support import swe_images as images
-from ..support.swe_example import EXAMPLE, need
+from ..support.processes import eventually
+from ..support.swe_example import EXAMPLE, need, run_rows
 
 from agents.recorded import RecordedAgent  # isort: skip
 from dataset import SweDataset  # isort: skip
@@ -44,24 +43,11 @@ pytestmark = pytest.mark.timeout(300)
 
 
 @pytest.fixture(scope="module")
-def harness() -> Iterator[Harness]:
-    need("swebench", "swe")
-    with_package = Harness()
-    yield with_package
-    with_package.close()
-
-
-@pytest.fixture(scope="module")
 def verdicts(swe_row: dict[str, Any], harness: Harness) -> dict[str, Rollout]:
     """What became of each of PATCHES."""
     rows = [{**swe_row, "instance_id": name} for name in PATCHES]
     predictions = {name: {"instance_id": name, "model_patch": patch} for name, patch in PATCHES.items()}
-    rollouts = run_rollouts(
-        dataset=SweDataset(rows=rows, eval_timeout=6, harness=harness),
-        agent=RecordedAgent(predictions),
-        provider=DockerProvider(user="root"),
-        n_concurrent=2,
-    )
+    rollouts = run_rows(rows, RecordedAgent(predictions), harness, eval_timeout=6, n_concurrent=2)
     return {rollout.instance_id: rollout for rollout in rollouts}
 
 
@@ -93,13 +79,29 @@ def test_the_gold_patch_resolves(verdicts: dict[str, Rollout]) -> None:
     assert ">>>>> Test Exit Code: 0\n" in log
 
 
-@pytest.mark.parametrize(("name", "add", "mul"), [("wrong", "failure", "success"), ("breaks", "success", "failure")])
-def test_failing_tests_are_unresolved(verdicts: dict[str, Rollout], name: str, add: str, mul: str) -> None:
-    """A patch after which a test fails is unresolved, and the score tells which one."""
+@pytest.mark.parametrize(
+    ("name", "stage", "in_log"),
+    [
+        ("wrong", "tests", f"FAILED {ADD}"),
+        ("breaks", "tests", f"FAILED {MUL}"),
+        ("no-such-lines", "apply", "Hunk #1 FAILED"),
+        ("nonsense", "apply", "Only garbage was found in the patch input"),
+        ("hangs", "timeout", "+ python3 -m pytest"),
+        ("forges", "log", f"PASSED {ADD}"),  # worth nothing where the exit code of the tests says otherwise
+    ],
+)
+def test_what_is_unresolved_says_where(verdicts: dict[str, Rollout], name: str, stage: str, in_log: str) -> None:
+    """A patch that does not apply, or after which a test fails, hangs or lies, is unresolved, and the score says at
+    which stage, with what was said there."""
     score = score_of(verdicts[name])
-    assert (score["resolved"], score["failure_stage"]) == (False, "tests")
-    assert score["tests_status"]["FAIL_TO_PASS"][add] == [ADD]
-    assert score["tests_status"]["PASS_TO_PASS"][mul] == [MUL]
+    assert (score["resolved"], score["failure_stage"], score["patch_exists"]) == (False, stage, True)
+    assert in_log in score["log"] or "patch: command not found" in score["log"]
+    if stage == "tests":
+        failing, passing = ("FAIL_TO_PASS", "PASS_TO_PASS") if name == "wrong" else ("PASS_TO_PASS", "FAIL_TO_PASS")
+        assert score["tests_status"][failing]["success"] == score["tests_status"][passing]["failure"] == []
+        assert [*score["tests_status"][failing]["failure"], *score["tests_status"][passing]["success"]] == (
+            [ADD, MUL] if name == "wrong" else [MUL, ADD]
+        )
 
 
 def test_an_empty_patch_is_not_scored(verdicts: dict[str, Rollout]) -> None:
@@ -107,35 +109,10 @@ def test_an_empty_patch_is_not_scored(verdicts: dict[str, Rollout]) -> None:
     assert (verdicts["empty"].status, verdicts["empty"].score) == ("empty_patch", None)
 
 
-@pytest.mark.parametrize(
-    ("name", "said"), [("no-such-lines", "Hunk #1 FAILED"), ("nonsense", "Only garbage was found in the patch input")]
-)
-def test_a_patch_that_does_not_apply_says_so(verdicts: dict[str, Rollout], name: str, said: str) -> None:
-    """Where none of the harness' commands applies a patch, the score says so, with what the last one said."""
-    score = score_of(verdicts[name])
-    assert (score["resolved"], score["failure_stage"], score["patch_exists"]) == (False, "apply", True)
-    if "patch: command not found" not in score["log"]:
-        assert said in score["log"]
-
-
 def test_a_patch_with_other_context_is_applied_by_the_last_resort(verdicts: dict[str, Rollout]) -> None:
     """What git refuses and patch takes with fuzz counts as applied, after a clean tree."""
     score = score_of(verdicts["fuzzy"])
     assert score["resolved"] or "patch: command not found" in score["log"]
-
-
-def test_tests_that_hang_time_out(verdicts: dict[str, Rollout]) -> None:
-    """Tests that run past the limit are unresolved, and the score says why."""
-    score = score_of(verdicts["hangs"])
-    assert (score["resolved"], score["failure_stage"]) == (False, "timeout")
-    assert "+ python3 -m pytest" in score["log"]
-
-
-def test_forged_results_are_not_believed(verdicts: dict[str, Rollout]) -> None:
-    """Lines that claim success are worth nothing where the exit code of the tests says otherwise."""
-    score = score_of(verdicts["forges"])
-    assert (score["resolved"], score["failure_stage"]) == (False, "log")
-    assert f"PASSED {ADD}" in score["log"]
 
 
 # What an agent may do to a repository, as shell commands.
@@ -183,7 +160,7 @@ class Listed:
 
 
 class Does:
-    """An agent that runs `command`; its info is what the repository holds then."""
+    """An agent that runs `command`; its info is what the repository holds then, and whether git ran the monitor."""
 
     def __init__(self, command: str) -> None:
         self.command = command
@@ -192,7 +169,9 @@ class Does:
         done = sandbox.remote(bash, self.command, cwd="/testbed")
         assert done.exit_code == 0, done.stderr
         files = sandbox.remote(bash, LISTING, cwd="/testbed").stdout
-        return AgentResult(patch=patch_of(sandbox.remote(bash, **DIFF)), info={"files": files})
+        patch = patch_of(sandbox.remote(bash, **DIFF))
+        ran = sandbox.remote(bash, "test -e /tmp/monitored").exit_code == 0
+        return AgentResult(patch=patch, info={"files": files, "monitored": ran})
 
 
 def test_patches_survive_as_bytes(swe_row: dict[str, Any], harness: Harness) -> None:
@@ -218,11 +197,7 @@ def test_patches_survive_as_bytes(swe_row: dict[str, Any], harness: Harness) -> 
 def test_edits_that_an_image_comes_with_are_no_part_of_a_patch(swe_row: dict[str, Any], harness: Harness) -> None:
     """After the setup there is nothing to commit, the image's own edits are kept, and doing nothing makes no patch."""
     look = "cat settings.cfg > /tmp/x && git status --porcelain >> /tmp/x && grep -q 'debug = yes' /tmp/x"
-    [rollout] = run_rollouts(
-        dataset=SweDataset(rows=[swe_row], harness=harness),
-        agent=Does(f'{look} && test "$(wc -l < /tmp/x)" = 2'),
-        provider=DockerProvider(user="root"),
-    )
+    [rollout] = run_rows([swe_row], Does(f'{look} && test "$(wc -l < /tmp/x)" = 2'), harness)
     assert (rollout.error, rollout.status) == (None, "empty_patch")
 
 
@@ -238,27 +213,12 @@ rm -f /tmp/monitored
 """
 
 
-class Configures:
-    """An agent that leaves a configuration behind; its info is whether that made git run something."""
-
-    def solve(self, sandbox: Any, instance: dict[str, Any], *, model: str | None) -> AgentResult:
-        done = sandbox.remote(bash, CONFIGURED, cwd="/testbed")
-        assert done.exit_code == 0, done.stderr
-        patch = patch_of(sandbox.remote(bash, **DIFF))
-        return AgentResult(patch=patch, info={"ran": sandbox.remote(bash, "test -e /tmp/monitored").exit_code == 0})
-
-
 def test_an_agents_settings_of_git_are_no_matter(swe_row: dict[str, Any], harness: Harness) -> None:
     """A monitor that an agent set is not run when its changes are taken, and a sparse checkout hides none of them."""
-    [rollout] = run_rollouts(
-        dataset=SweDataset(rows=[swe_row], harness=harness),
-        agent=Configures(),
-        provider=DockerProvider(user="root"),
-        score=False,
-    )
+    [rollout] = run_rows([swe_row], Does(CONFIGURED), harness, score=False)
     assert rollout.error is None
     assert "+    return a + b" in rollout.patch
-    assert rollout.info["ran"] is False
+    assert rollout.info["monitored"] is False
 
 
 def test_a_patch_that_is_too_large_is_not_quoted() -> None:
@@ -270,51 +230,32 @@ def test_a_patch_that_is_too_large_is_not_quoted() -> None:
 # ---------------------------------------------------------------- no verdict
 
 
-def graded(swe_row: dict[str, Any], harness: Harness, script: str, provider: Any = None, **settings: Any) -> Rollout:
-    """The gold patch, with `script` in place of the tests."""
+@pytest.mark.parametrize(
+    ("script", "settings", "said"),
+    [
+        ("kill -9 $$", {}, "killed (SIGKILL)"),
+        ("sh -c 'kill -9 $$'", {}, "killed (SIGKILL)"),
+        ("echo 'Error response from daemon: no'", {}, "by the machine's fault: container_unavailable"),
+        ("yes 'PASSED tests/test_calc.py::test_add' | head -c 3000000", {}, "printed more than 2 MiB"),
+        (
+            "python3 -c 'x = bytearray(10**9)'; echo 'PASSED tests/test_calc.py::test_mul'",
+            {"memory": "200m"},
+            "memory ran out",
+        ),
+        ("true", {"options": {"tmpfs": {"/tmp": "size=4k,nr_inodes=1"}}}, "No space left on device"),
+    ],
+    ids=["script killed", "tests killed", "environment broken", "log too long", "out of memory", "disk full"],
+)
+def test_the_machines_faults_are_no_verdict(
+    swe_row: dict[str, Any], harness: Harness, script: str, settings: dict[str, Any], said: str
+) -> None:
+    """Where the machine failed, in the tests or before them, there is an error and no score, and the patch is kept."""
     before, _, _ = swe_row["eval_script"].partition("python3 -m pytest")
     row = {**swe_row, "eval_script": f"{before}{script}\n: '>>>>> End Test Output'\n"}
-    [rollout] = run_rollouts(
-        dataset=SweDataset(rows=[row], harness=harness, eval_timeout=60, **settings),
-        agent=RecordedAgent({row["instance_id"]: {"model_patch": row["patch"]}}),
-        provider=provider or DockerProvider(user="root"),
-    )
-    assert rollout.patch == row["patch"]
-    return rollout
-
-
-@pytest.mark.parametrize(
-    ("script", "said"),
-    [
-        ("kill -9 $$", "killed (SIGKILL)"),
-        ("sh -c 'kill -9 $$'", "killed (SIGKILL)"),
-        ("echo 'Error response from daemon: no'", "by the machine's fault: container_unavailable"),
-        ("yes 'PASSED tests/test_calc.py::test_add' | head -c 3000000", "printed more than 2 MiB"),
-    ],
-    ids=["the script is killed", "the tests are killed", "the environment broke", "the log is too long"],
-)
-def test_the_machines_faults_are_no_verdict(swe_row: dict[str, Any], harness: Harness, script: str, said: str) -> None:
-    """Where the machine failed there is an error and no score, and the patch is kept."""
-    rollout = graded(swe_row, harness, script, max_log=2 << 20)
-    assert (rollout.status, rollout.score, rollout.reward) == ("error", None, None)
+    agent = RecordedAgent({row["instance_id"]: {"model_patch": row["patch"]}})
+    [rollout] = run_rows([row], agent, harness, max_log=2 << 20, provider=DockerProvider(user="root", **settings))
+    assert (rollout.status, rollout.score, rollout.reward, rollout.patch) == ("error", None, None, row["patch"])
     assert said in str(rollout.error)
-
-
-def test_tests_that_run_out_of_memory_are_no_verdict(swe_row: dict[str, Any], harness: Harness) -> None:
-    """Where the sandbox's memory runs out while the tests run, there is an error that says so."""
-    eat = "python3 -c 'x = bytearray(10**9)'; echo 'PASSED tests/test_calc.py::test_mul'"
-    rollout = graded(swe_row, harness, eat, DockerProvider(user="root", memory="200m"))
-    assert (rollout.status, rollout.score) == ("error", None)
-    assert "memory ran out" in str(rollout.error)
-
-
-def test_a_full_disk_is_no_verdict(swe_row: dict[str, Any], harness: Harness) -> None:
-    """A patch that can't be written to the sandbox's disk is an error, not one that doesn't apply."""
-    rollout = graded(
-        swe_row, harness, "true", DockerProvider(user="root", options={"tmpfs": {"/tmp": "size=4k,nr_inodes=1"}})
-    )
-    assert (rollout.status, rollout.score) == ("error", None)
-    assert "No space left on device" in str(rollout.error)
 
 
 @pytest.mark.parametrize(
@@ -386,19 +327,19 @@ def test_the_process_that_grades_ends_with_its_owner(harness: Harness) -> None:
 def test_the_process_that_grades_goes_with_a_killed_owner() -> None:
     """After a kill -9 of the process that asks, the one that grades and its folder are gone."""
     need("swebench", "swe")
-    code = f"""
+    code = """
 import sys, time
-sys.path.insert(0, {str(EXAMPLE)!r})
+sys.path.insert(0, sys.argv[1])
 from harness import Harness
 harness = Harness()
 try:
-    harness.ask("spec", row={{}})
+    harness.ask("spec", row={})
 except Exception:
     process, _, folder = harness._end.peek()[2]
     print(process.pid, folder, flush=True)
 time.sleep(60)
 """
-    with subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, text=True) as owner:
+    with subprocess.Popen([sys.executable, "-c", code, EXAMPLE], stdout=subprocess.PIPE, text=True) as owner:
         assert owner.stdout is not None
         pid, folder = owner.stdout.readline().split()
         assert os.path.isdir(folder)
@@ -409,19 +350,22 @@ time.sleep(60)
 # ---------------------------------------------------------------- rows
 
 
-def test_rows_of_an_older_revision_are_refused(swe_row: dict[str, Any]) -> None:
-    """A row without what swebench 5 runs it by is refused, with what it lacks and which revision has it."""
-    old = {name: value for name, value in swe_row.items() if name not in ("image", "eval_script")}
-    with pytest.raises(BadArgument, match=r"has no image, eval_script: .* before swebench 5; the current revisions of"):
-        check(old)
-    check(swe_row)
-
-
-def test_rows_with_pictures_are_refused(swe_row: dict[str, Any]) -> None:
-    """A row whose tests need files that this example does not bring is refused, not graded without them."""
+@pytest.mark.parametrize(
+    ("changes", "said"),
+    [
+        (
+            {"image": None, "eval_script": None},
+            r"has no image, eval_script: .* before swebench 5; the current revisions of",
+        ),
+        ({"image_assets": {"test_patch": [{"path": "a.png", "url": "x"}]}}, "has image_assets"),
+    ],
+    ids=["older", "with pictures"],
+)
+def test_rows_that_cant_be_graded_are_refused(swe_row: dict[str, Any], changes: dict[str, Any], said: str) -> None:
+    """A row that lacks what swebench 5 runs it by, or needs files that this example does not bring, is refused."""
     check({**swe_row, "image_assets": '{"patch": [], "test_patch": null}'})
-    with pytest.raises(BadArgument, match="has image_assets"):
-        check({**swe_row, "image_assets": {"test_patch": [{"path": "a.png", "url": "x"}]}})
+    with pytest.raises(BadArgument, match=said):
+        check({name: value for name, value in {**swe_row, **changes}.items() if value is not None})
 
 
 def test_an_unknown_parser_is_named(swe_row: dict[str, Any], harness: Harness) -> None:

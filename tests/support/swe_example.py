@@ -3,19 +3,24 @@
 from __future__ import annotations
 
 import base64
+import contextlib
 import functools
 import importlib.util
 import json
 import os
 import sys
 import urllib.parse
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any, NoReturn
 
 import pytest
 
-EXAMPLE = Path(__file__).parents[2] / "examples" / "run-swe-rollouts"
+from agentix_runner import DockerProvider, Rollout, run_rollouts
+
+from .processes import ROOT
+
+EXAMPLE = ROOT / "examples" / "run-swe-rollouts"
 REQUIRE = "AGENTIX_REQUIRE_SWE"
 
 if str(EXAMPLE) not in sys.path:
@@ -43,6 +48,25 @@ def missing(reason: str) -> NoReturn:
     if required():
         pytest.fail(f"{REQUIRE}=1, but {reason}", pytrace=False)
     pytest.skip(reason)
+
+
+@pytest.fixture(scope="session")
+def harness() -> Iterator[Any]:
+    """The process that grades."""
+    need("swebench", "swe")
+    from harness import Harness
+
+    with contextlib.closing(Harness()) as one:
+        yield one
+
+
+def run_rows(rows: list[dict[str, Any]], agent: Any, harness: Any, **settings: Any) -> list[Rollout]:
+    """Rollouts of `rows` in containers, as main.py makes them; a minute for each row's tests."""
+    from dataset import SweDataset
+
+    of_dataset = {name: settings.pop(name) for name in ("eval_timeout", "max_log") if name in settings}
+    dataset = SweDataset(rows=rows, harness=harness, **{"eval_timeout": 60, **of_dataset})
+    return run_rollouts(dataset=dataset, agent=agent, **{"provider": DockerProvider(user="root"), **settings})
 
 
 def spellings(key: str) -> set[str]:
