@@ -196,7 +196,7 @@ def _prepare(
             platform=platform, arguments=arguments,
         )  # fmt: skip
         details = {**checks.details(), "rollouts": len(jobs)}
-        journal = RunDir.open(run_dir, identity=identity, details=details, retry_errors=retry_errors)
+        journal = RunDir(run_dir, identity=identity, details=details, retry_errors=retry_errors)
     try:
         return Batch(
             jobs,

@@ -19,11 +19,11 @@ from attrs import define, field
 
 from ..records import LIMITED_PHASES, Rollout, status_of
 from ..rundir.directory import read_rollouts
-from ..rundir.files import folder, open_plain_file, user_folder
+from ..rundir.files import folder, open_plain_file
 from ..rundir.names import ID_FILE, LOG_FILE, PATCH_FILE, safe_name
 from ..rundir.runfile import planned, read_run_file
-from ..rundir.summary import Summary, finite_reward, usage_of
-from .stats import Tallies
+from ..rundir.summary import Summary, error_kind, finite_reward, usage_of
+from .stats import pass_at_k_intervals, rate_interval
 
 MAX_PATCH = 512 * 1024
 MAX_LOG = 32 * 1024
@@ -55,12 +55,11 @@ def read_run(path: Path, *, name: str, packed: Packed | None = None, room: int =
     """
     packed = {} if packed is None else packed
     rollouts = read_rollouts(path)
-    summary, tallies = Summary(), Tallies()
+    summary = Summary()
     rows: list[dict[str, Any]] = []
     details: list[str] = []
     for rollout in rollouts:
         summary.add(rollout)
-        tallies.add(rollout)
         rows.append(_row(rollout))
         key = (path, rollout.instance_id, rollout.attempt, rollout.started_at, rollout.duration_s)
         if key not in packed:
@@ -69,6 +68,7 @@ def read_run(path: Path, *, name: str, packed: Packed | None = None, room: int =
         room -= len(made)
         details.append(made)
     result = summary.result()
+    scored = result["resolved"] + result["unresolved"] > 0
     run = read_run_file(path)
     index = {
         "name": name,
@@ -76,11 +76,11 @@ def read_run(path: Path, *, name: str, packed: Packed | None = None, room: int =
         "created_at": run.get("created_at"),
         "planned": planned(run),
         "summary": result,
-        "rate": tallies.rate(),
-        "pass_at_k": tallies.pass_at_k(),
+        "rate": rate_interval(summary.tallies) if scored else None,
+        "pass_at_k": pass_at_k_intervals(summary.tallies, result["attempts"]) if scored else [],
         "rollouts": rows,
     }
-    return RunView(index=index, details=details, tallies=tallies.of)
+    return RunView(index=index, details=details, tallies=summary.tallies)
 
 
 def pack(data: Any) -> str:
@@ -96,7 +96,7 @@ def _row(rollout: Rollout) -> dict[str, Any]:
         if name in LIMITED_PHASES
     ]
     patch = "\n" + rollout.patch
-    failure = rollout.failure
+    kind, phase = error_kind(rollout)
     row = {
         "id": rollout.instance_id,
         "attempt": rollout.attempt,
@@ -108,10 +108,8 @@ def _row(rollout: Rollout) -> dict[str, Any]:
         "added": patch.count("\n+") - patch.count("\n+++ "),
         "removed": patch.count("\n-") - patch.count("\n--- "),
         "error": None if rollout.error is None else _cut(rollout.error, MAX_LINE),
-        "type": None
-        if rollout.error is None
-        else _cut(failure.type if failure else rollout.error.partition(":")[0], 80),
-        "phase": None if rollout.error is None else _cut(failure.phase if failure else "unknown", 40),
+        "type": None if rollout.error is None else _cut(kind, 80),
+        "phase": None if rollout.error is None else _cut(phase, 40),
         "usage": dict(usage_of(rollout.info)),
     }
     return {key: value for key, value in row.items() if value not in (None, {}, [])}
@@ -148,7 +146,7 @@ def read_log_end(path: Path, name: str) -> tuple[str, int]:
 def _read_folder(path: Path, name: str) -> tuple[str, int, list[str]]:
     """The end of a rollout's log, the log's size in bytes, and the names of what its agent saved."""
     data, size, files = b"", 0, list[str]()
-    with contextlib.suppress(OSError), user_folder(path) as top, folder(name, dir_fd=top) as inside:
+    with contextlib.suppress(OSError), folder(path) as top, folder(name, dir_fd=top) as inside:
         with os.scandir(inside) as entries:
             names = sorted(entry.name for entry in entries if not entry.name.startswith("."))
         files = [n for n in names if n not in (PATCH_FILE, LOG_FILE, ID_FILE)][:MAX_FILES]

@@ -6,11 +6,14 @@ import math
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-from ..records import Rollout
 from ..rundir.summary import pass_at_k
 
 Z95 = 1.959963984540054
 """The normal distribution's quantile for an interval that holds 95 %."""
+
+
+Tallies = Mapping[str, Sequence[int]]
+"""How often each instance was tried and resolved: what rates, intervals and comparisons are made of."""
 
 
 def wilson(rate: float, n: float, z: float = Z95) -> tuple[float, float]:
@@ -44,39 +47,22 @@ def mean_interval(values: Sequence[float], trials: int) -> tuple[float, float, f
     return mean, low, high
 
 
-class Tallies:
-    """How often each instance was tried and resolved: what rates, intervals and comparisons are made of."""
+def rate_interval(tallies: Tallies) -> list[float]:
+    """[rate, low, high] of resolved, over instances."""
+    return _interval(tallies, 1)
 
-    def __init__(self) -> None:
-        self.of: dict[str, list[int]] = {}
-        self.scored = False
-        self.attempts = 0
 
-    def add(self, rollout: Rollout) -> None:
-        tally = self.of.setdefault(rollout.instance_id, [0, 0])
-        tally[0] += 1
-        tally[1] += rollout.resolved
-        self.attempts = max(self.attempts, rollout.attempt + 1)
-        self.scored = self.scored or rollout.status in ("resolved", "unresolved")
+def pass_at_k_intervals(tallies: Tallies, most: int) -> list[list[float]]:
+    """[k, pass@k, low, high, instances] for each k up to `most` attempts, over the instances with at least k attempts;
+    empty for single attempts."""
+    counts = {k: sum(attempts >= k for attempts, _ in tallies.values()) for k in range(1, most + 1)}
+    return [[k, *_interval(tallies, k), count] for k, count in counts.items() if count and most > 1]
 
-    def rate(self) -> list[float] | None:
-        """[rate, low, high] of resolved, over instances; None where nothing was scored."""
-        if not self.scored:
-            return None
-        return self._interval(1)
 
-    def pass_at_k(self) -> list[list[float]]:
-        """[k, pass@k, low, high, instances] for each k, over the instances with at least k attempts; empty for single
-        attempts."""
-        if not self.scored or self.attempts < 2:
-            return []
-        ks = range(1, self.attempts + 1)
-        counts = {k: sum(n >= k for n, _ in self.of.values()) for k in ks}
-        return [[k, *self._interval(k), counts[k]] for k in ks if counts[k]]
-
-    def _interval(self, k: int) -> list[float]:
-        some = [(n, c) for n, c in self.of.values() if n >= k]
-        return list(mean_interval([pass_at_k(n, c, k) for n, c in some], sum(n for n, _ in some)))
+def _interval(tallies: Tallies, k: int) -> list[float]:
+    some = [(attempts, resolved) for attempts, resolved in tallies.values() if attempts >= k]
+    chances = [pass_at_k(attempts, resolved, k) for attempts, resolved in some]
+    return list(mean_interval(chances, sum(attempts for attempts, _ in some)))
 
 
 def sign_test(up: int, down: int) -> float:
@@ -87,7 +73,7 @@ def sign_test(up: int, down: int) -> float:
     return min(1.0, 2 * tail / (1 << n))
 
 
-def compare(runs: Sequence[Mapping[str, Sequence[int]]]) -> dict[str, Any]:
+def compare(runs: Sequence[Tallies]) -> dict[str, Any]:
     """Several runs by instance, each held against the first: what changed from resolved to not and back.
 
     `runs` maps instances to (attempts, resolved ones). An instance is "gained" where a larger share of its attempts

@@ -11,7 +11,7 @@ from pathlib import Path
 from attrs import define
 
 from ..errors import BadArgument, RunDirError
-from ..rundir.files import replace, user_folder
+from ..rundir.files import folder, replace
 from ..rundir.runfile import in_use
 from .data import MAX_DETAILS, Packed, journal_state, read_run
 from .page import GENERATOR, page
@@ -116,7 +116,7 @@ def _writing(out: Path) -> Iterator[int]:
     """A descriptor of the folder that `out` is to be in. Something else than a report is never written over."""
     try:
         _refuse_other(out)
-        with user_folder(out.parent) as fd:
+        with folder(out.parent) as fd:
             yield fd
     except RunDirError:
         raise

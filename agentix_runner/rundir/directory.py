@@ -23,9 +23,9 @@ from typing import Any
 
 from ..errors import JournalError, RunDirError
 from ..records import Rollout
-from .files import LogFile, exists, files_to_keep, folder, open_plain_file, read_file, replace, user_folder
+from .files import LogFile, files_to_keep, folder, open_plain_file, read_file, replace
 from .identity import identity_of
-from .journal import BrokenLine, Journal, Key, Line, decode, encode, key_of, read_at, scan
+from .journal import BrokenLine, Journal, Key, Line, encode, read_at, scan
 from .jsonable import patch_bytes
 from .names import ID_FILE, LOG_FILE, PATCH_FILE, is_cut, safe_file_names, safe_name
 from .predictions import predictions, predictions_file
@@ -51,15 +51,14 @@ class RunDir:
     run_id: str
     finished: dict[Key, Rollout]
 
-    @classmethod
-    def open(
-        cls,
+    def __init__(
+        self,
         path: str | os.PathLike[str],
         *,
         identity: Mapping[str, Any],
         details: Mapping[str, Any] | None = None,
         retry_errors: bool = False,
-    ) -> RunDir:
+    ) -> None:
         """Make the directory (and its parents), or open it again to resume its run.
 
         `identity` is what must be the same for that (`identity_of`), `details` is for the reader only. Secrets in
@@ -69,16 +68,12 @@ class RunDir:
             RunDirError: it can't be made or written, another run is using it, it is of a different run, it is no run
                 directory, or its journal is damaged.
         """
-        return cls(Path(path), identity=identity, details=details or {}, retry_errors=retry_errors)
-
-    def __init__(
-        self, path: Path, *, identity: Mapping[str, Any], details: Mapping[str, Any], retry_errors: bool
-    ) -> None:
-        self.path = path
+        self.path = path = Path(path)
         self._lock = threading.Lock()  # of the journal, and of what is derived from it
         self._files_lock = threading.Lock()  # of logs and saved files, so that no rollout waits for the journal
         self._closed = False  # changes under both: after it the descriptors' numbers may be of other files
         self._logs: dict[Key, LogFile] = {}
+        self._patches_checked = False
         self._complained = False
         self._lines: dict[Key, Line] = {}
         with contextlib.ExitStack() as stack, _explained(path, "used", ": give a directory that can be written"):
@@ -86,14 +81,12 @@ class RunDir:
             stack.callback(os.close, self._dir_fd)
             refuse_foreign(path, self._dir_fd)
             stack.callback(os.close, take_lock(path, self._dir_fd))
-            refuse_foreign(path, self._dir_fd)
-            self.run_id = claim(path, self._dir_fd, identity, details)
+            self.run_id = claim(path, self._dir_fd, identity, details or {})
             fd = open_plain_file(JOURNAL_FILE, os.O_RDWR | os.O_APPEND | os.O_CREAT, dir_fd=self._dir_fd)
             self._journal = Journal(fd, str(path / JOURNAL_FILE))
             stack.callback(self._journal.close)
             os.fsync(self._dir_fd)
             recorded = self._load()
-            self._keep_patches(rollout for rollout in recorded.values() if rollout.patch)  # which a crash may leave out
             self._resources = stack.pop_all()
         self.finished = {key: r for key, r in recorded.items() if r.error is None or not retry_errors}
 
@@ -159,7 +152,7 @@ class RunDir:
                 self._complain(exc)
 
     def refresh(self) -> None:
-        """Derive preds.json, preds.1.json, ... and summary.json from the journal.
+        """Derive preds.json, preds.1.json, ... and summary.json from the journal, and patches that a crash left out.
 
         Raises:
             JournalError: they can't be written.
@@ -193,7 +186,7 @@ class RunDir:
         """The rollouts in the journal; a torn last line is cut off."""
         recorded: dict[Key, Rollout] = {}
         size = 0
-        for line, rollout in scan(self._journal.fd, decode):
+        for line, rollout in scan(self._journal.fd):
             size = line.start + line.length
             self._lines[_key(rollout)] = line
             recorded[_key(rollout)] = rollout
@@ -217,6 +210,7 @@ class RunDir:
                 rollouts = self._read(keys[attempt], summary)
                 replace(predictions_file(attempt), predictions(rollouts), dir_fd=self._dir_fd, durable=True)
             replace(SUMMARY_FILE, [pretty(summary.result())], dir_fd=self._dir_fd, durable=True)
+            self._patches_checked = True
         except (OSError, BrokenLine) as exc:
             raise JournalError(
                 f"{self.path}: what is derived from the journal can't be written ({exc}): make room, then run again "
@@ -229,6 +223,8 @@ class RunDir:
         for key in keys:
             rollout = read_at(self._journal.fd, self._lines[key])
             summary.add(rollout)
+            if rollout.patch and not self._patches_checked:
+                self._keep_patches([rollout])
             yield rollout
 
     def _keep_patches(self, rollouts: Iterable[Rollout]) -> None:
@@ -247,7 +243,7 @@ class RunDir:
         """A rollout's folder. Where its name is too short for the id, a file in it holds the id."""
         name = safe_name(instance_id, attempt)
         with folder(name, dir_fd=self._dir_fd, create=create) as inside:
-            if create and is_cut(name) and not exists(ID_FILE, dir_fd=inside):
+            if create and is_cut(name) and ID_FILE not in os.listdir(inside):
                 whole = {"instance_id": instance_id, "attempt": attempt}
                 replace(ID_FILE, [pretty(whole)], dir_fd=inside, durable=False)
             yield inside
@@ -275,15 +271,15 @@ def read_rollouts(path: str | os.PathLike[str]) -> Iterator[Rollout]:
 def _read(path: Path) -> Iterator[Rollout]:
     with _explained(path, "read"), contextlib.ExitStack() as stack:
         try:
-            with user_folder(path) as top:
+            with folder(path) as top:
                 fd = open_plain_file(JOURNAL_FILE, os.O_RDONLY, dir_fd=top)
         except FileNotFoundError:
             return  # nothing has finished yet
         stack.callback(os.close, fd)
         last: dict[Key, Line] = {}
-        for line, key in scan(fd, key_of):
-            last.pop(key, None)  # so that it goes to the end
-            last[key] = line
+        for line, rollout in scan(fd):
+            last.pop(_key(rollout), None)  # so that it goes to the end
+            last[_key(rollout)] = line
         for line in last.values():
             yield read_at(fd, line)
 

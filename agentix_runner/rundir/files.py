@@ -29,7 +29,6 @@ MAX_FILES = 1000
 
 _CUT = b"\n[cut: only the first 16 MiB are kept]\n"
 _NEW = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
-_FOLDER = os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC
 _CHUNK = 1 << 20
 _log = logging.getLogger(__name__)
 
@@ -51,26 +50,18 @@ def open_plain_file(name: str, flags: int, *, dir_fd: int) -> int:
 
 
 @contextlib.contextmanager
-def user_folder(path: Path) -> Iterator[int]:
-    """A descriptor of a folder that the user named, which may be a link, for the time of the block."""
-    fd = os.open(path, _FOLDER)
+def folder(name: str | Path, *, dir_fd: int | None = None, create: bool = False) -> Iterator[int]:
+    """A descriptor of a folder, for the time of the block. In another folder, that of `dir_fd`, it may be no link; what
+    the user named may."""
+    flags = os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC | (0 if dir_fd is None else os.O_NOFOLLOW)
     try:
-        yield fd
-    finally:
-        os.close(fd)
-
-
-@contextlib.contextmanager
-def folder(name: str, *, dir_fd: int, create: bool = False) -> Iterator[int]:
-    """A descriptor of a folder that is no link, for the time of the block."""
-    try:
-        fd = os.open(name, _FOLDER | os.O_NOFOLLOW, dir_fd=dir_fd)
+        fd = os.open(name, flags, dir_fd=dir_fd)
     except FileNotFoundError:
         if not create:
             raise
         with contextlib.suppress(FileExistsError):
             os.mkdir(name, dir_fd=dir_fd)
-        fd = os.open(name, _FOLDER | os.O_NOFOLLOW, dir_fd=dir_fd)
+        fd = os.open(name, flags, dir_fd=dir_fd)
     try:
         yield fd
     finally:
@@ -105,14 +96,6 @@ def read_file(name: str, *, dir_fd: int, limit: int) -> bytes:
     if len(data) > limit:
         raise OSError(f"{name} is larger than {limit:,} bytes")
     return data
-
-
-def exists(name: str, *, dir_fd: int) -> bool:
-    try:
-        os.stat(name, dir_fd=dir_fd, follow_symlinks=False)
-    except FileNotFoundError:
-        return False
-    return True
 
 
 def files_to_keep(instance_id: str, files: Any) -> dict[str, bytes]:
@@ -177,8 +160,8 @@ class LogFile:
             try:
                 with self._open_folder() as inside:
                     fd = open_plain_file(self._name, os.O_WRONLY | os.O_CREAT | self._mode, dir_fd=inside)
-                    with open(fd, "wb", buffering=0) as file:
-                        write_all(file.fileno(), kept)
+                    with open(fd, "wb") as file:
+                        file.write(kept)
                 self._mode = os.O_APPEND
             except OSError as exc:
                 self._left = 0

@@ -6,7 +6,6 @@ limits, timeouts and versions are no part of it: they may differ between two hal
 
 from __future__ import annotations
 
-import dataclasses
 import enum
 import hashlib
 import json
@@ -15,10 +14,8 @@ import re
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-import attrs
-
 from ..text import is_secret, snake_case
-from .jsonable import patch_bytes, to_jsonable_or_repr
+from .jsonable import fields_of, patch_bytes, to_jsonable_or_repr
 
 _MAY_CHANGE = re.compile(r"limit|timeout|retr(y|ies)|version|concurren|(^|_)(verbose|debug|quiet|progress)(_|$)")
 _MAX_VALUE = 2_000  # characters of a text; a longer one stands there as its hash, since run.json is for reading, too
@@ -94,12 +91,7 @@ def _class_path(adapter: Any) -> str:
 
 def _declared(value: Any, depth: int = 0) -> dict[str, Any]:
     """The public fields of an attrs or dataclass object that are plain values and not kept from its repr."""
-    kind = type(value)
-    fields: Any = ()
-    if attrs.has(kind):
-        fields = attrs.fields(kind)
-    elif dataclasses.is_dataclass(kind):
-        fields = dataclasses.fields(kind)
+    fields = fields_of(type(value)) or ()
     public = [field.name for field in fields if field.init and field.repr and not field.name.startswith("_")]
     return _plain_items({name: getattr(value, name, _ABSENT) for name in public}, depth)
 
@@ -132,7 +124,7 @@ def _plain_value(value: Any, depth: int) -> Any:
         if any(item is _ABSENT for item in items):
             return _ABSENT
         return sorted(items, key=_text) if isinstance(value, (set, frozenset)) else items
-    if attrs.has(type(value)) or dataclasses.is_dataclass(type(value)):
+    if fields_of(type(value)) is not None:
         return {"class": _class_path(value), **_declared(value, depth)}
     return _ABSENT
 

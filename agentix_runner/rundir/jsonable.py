@@ -10,11 +10,9 @@ from __future__ import annotations
 import dataclasses
 import datetime
 import enum
-import itertools
 import json
 import math
 import pathlib
-import re
 import reprlib
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
@@ -88,9 +86,8 @@ def patch_bytes(text: str) -> bytes:
     try:
         return text.encode("utf-8", "surrogateescape")
     except UnicodeEncodeError:
-        parts = re.split("([\ud800-\udc7f\udd00-\udfff]+)", text)
-        ways = itertools.cycle(("surrogateescape", "surrogatepass"))
-        return b"".join(part.encode("utf-8", way) for part, way in zip(parts, ways, strict=False))
+        ways = ((char, "surrogateescape" if "\udc80" <= char <= "\udcff" else "surrogatepass") for char in text)
+        return b"".join(char.encode("utf-8", way) for char, way in ways)
 
 
 def fields_of(kind: type) -> Sequence[Any] | None:

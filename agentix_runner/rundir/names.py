@@ -9,7 +9,6 @@ from __future__ import annotations
 import hashlib
 import re
 from collections.abc import Iterable
-from urllib.parse import unquote_to_bytes
 
 from ..errors import BadArgument
 
@@ -32,7 +31,7 @@ def safe_name(instance_id: str, attempt: int = 0) -> str:
 
     All but letters, digits, `_` and `-` is percent-encoded. Where there are capitals, "~" and a number in hex follow,
     whose bits tell which characters they are: "Ab" is "Ab~1". Ids that would take more than 150 characters are cut
-    and end in "~~" and a hash.
+    and end in "~~" and a hash; of all others what stands before the "~" is the id again, once it is decoded.
 
     Raises:
         BadArgument: the id is empty, or the attempt is negative.
@@ -45,26 +44,6 @@ def safe_name(instance_id: str, attempt: int = 0) -> str:
     if len(name) > MAX_NAME:
         name = _cut(_encode(instance_id, _FOLDER)) + "~~" + _digest(instance_id)
     return f"{name}.{attempt}" if attempt else name
-
-
-def instance_of(name: str) -> tuple[str, int]:
-    """The (instance id, attempt) of a folder's name: the inverse of `safe_name`.
-
-    Raises:
-        BadArgument: `safe_name` doesn't make such a name, or the id was cut (its folder holds it in instance.json).
-    """
-    stem, _, number = name.partition(".")
-    if "~~" in stem:
-        raise BadArgument(f"{name!r} holds a cut id: read {ID_FILE} in that folder")
-    encoded = stem.partition("~")[0]
-    try:
-        instance_id = unquote_to_bytes(encoded).decode("utf-8", "surrogatepass")
-        attempt = int(number) if number else 0
-        if safe_name(instance_id, attempt) == name:
-            return instance_id, attempt
-    except ValueError:
-        pass
-    raise BadArgument(f"{name!r} is no folder of a rollout")
 
 
 def is_cut(name: str) -> bool:

@@ -18,7 +18,7 @@ from typing import Any
 
 from .._version import __version__
 from ..errors import RunDirError
-from .files import open_plain_file, read_file, replace, user_folder, write_all
+from .files import folder, open_plain_file, read_file, replace
 from .identity import differences, without_secrets
 
 RUN_FILE = "run.json"
@@ -72,7 +72,7 @@ def take_lock(path: Path, dir_fd: int) -> int:
             by = holder if re.fullmatch(r"process \d+ on [\w.-]+", holder) else "another process"
             raise bad_directory(path, f"is in use by {by}: wait for that run to end, or give another directory")
         os.ftruncate(fd, 0)
-        write_all(fd, f"process {os.getpid()} on {socket.gethostname()}\n".encode())
+        os.write(fd, f"process {os.getpid()} on {socket.gethostname()}\n".encode())
     except BaseException:
         os.close(fd)
         raise
@@ -151,7 +151,7 @@ def read_run_file_bytes(path: Path) -> bytes:
         RunDirError: it can't be read, or there is none: it is no run directory.
     """
     try:
-        with user_folder(path) as fd:
+        with folder(path) as fd:
             return read_file(RUN_FILE, dir_fd=fd, limit=_MAX_RUN_FILE)
     except FileNotFoundError:
         raise bad_directory(path, f"is no run directory: it has no {RUN_FILE}") from None

@@ -7,38 +7,20 @@ that was not, but for what depends on time, which is under "timing".
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Iterator, Mapping
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
-
-from attrs import define, field
 
 from ..records import STATUSES, Rollout, status_of
 
 USAGE = frozenset(
-    {
-        "tokens",
-        "input_tokens",
-        "output_tokens",
-        "prompt_tokens",
-        "completion_tokens",
-        "total_tokens",
-        "cached_tokens",
-        "reasoning_tokens",
-        "cost",
-        "total_cost",
-        "cost_usd",
-        "instance_cost",
-        "api_calls",
-        "n_calls",
-        "steps",
-        "n_steps",
-        "turns",
-    }
+    {f"{kind}tokens" for kind in ("", "input_", "output_", "prompt_", "completion_", "total_", "cached_", "reasoning_")}
+    | {"cost", "total_cost", "cost_usd", "instance_cost"}
+    | {"api_calls", "n_calls", "steps", "n_steps", "turns"}
 )
 """The numbers of `Rollout.info` that are added up, also one level down, as in `info["usage"]["input_tokens"]`."""
 
 _EXAMPLE = 300  # characters of an error's message that are shown
-_SCALE = 1074  # 2**-1074 is the smallest float: as whole numbers of these, sums are exact, in any order
 
 
 def summarize(rollouts: Iterable[Rollout]) -> dict[str, Any]:
@@ -80,26 +62,40 @@ def usage_of(info: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, f
             yield from usage_of(value, f"{key}.")
 
 
+def finite_reward(rollout: Rollout) -> float | None:
+    """The reward, where there is one that can be added up and shown: neither a NaN nor more than a float holds."""
+    reward = rollout.reward
+    return reward if reward is not None and math.isfinite(reward) else None
+
+
+def error_kind(rollout: Rollout) -> tuple[str, str]:
+    """What kind of error a rollout has, and the phase that it was in: (type, phase)."""
+    if rollout.failure:
+        return rollout.failure.type, rollout.failure.phase
+    return (rollout.error or "").partition(":")[0], "unknown"
+
+
 class Summary:
-    """A summary in the making."""
+    """A summary in the making. `tallies` tells of each instance how many attempts have finished, and how many of them
+    resolved."""
 
     def __init__(self) -> None:
+        self.tallies: dict[str, list[int]] = {}
         self._counts = dict.fromkeys(STATUSES, 0)
-        self._instances: dict[str, list[int]] = {}  # [finished attempts, resolved ones]
         self._attempts = 0
-        self._reward = _Sum()
-        self._usage: dict[str, _Sum] = {}
-        self._errors: dict[str, _Errors] = {}
-        self._durations = _Sum()
-        self._phases: dict[str, _Sum] = {}
-        self._started = math.inf
-        self._ended = -math.inf
+        self._rewards: list[float] = []
+        self._usage: dict[str, list[float]] = {}
+        self._errors: dict[str, list[tuple[str, int, str, str]]] = {}
+        self._durations: list[float] = []
+        self._phases: dict[str, list[float]] = {}
+        self._started: list[float] = []
+        self._ended: list[float] = []
 
     def add(self, rollout: Rollout) -> None:
         """Count one rollout. Each (instance, attempt) is to be given once."""
         status = status_of(rollout)
         self._counts[status] = self._counts.get(status, 0) + 1
-        tally = self._instances.setdefault(rollout.instance_id, [0, 0])
+        tally = self.tallies.setdefault(rollout.instance_id, [0, 0])
         self._attempts = max(self._attempts, rollout.attempt + 1)
         if status == "not_run":
             return
@@ -107,144 +103,91 @@ class Summary:
         tally[1] += status == "resolved"
         reward = finite_reward(rollout)
         if reward is not None:
-            self._reward.add(reward)
+            self._rewards.append(reward)
         if status == "error":
-            self._add_error(rollout)
+            kind, phase = error_kind(rollout)
+            example = (rollout.instance_id, rollout.attempt, (rollout.error or "")[:_EXAMPLE], phase)
+            self._errors.setdefault(kind[:_EXAMPLE], []).append(example)
         for key, number in usage_of(rollout.info):
-            self._usage.setdefault(key, _Sum()).add(number)
-        self._add_times(rollout)
-
-    def _add_error(self, rollout: Rollout) -> None:
-        text = rollout.error or ""
-        failure = rollout.failure
-        name = failure.type if failure else text.partition(":")[0]
-        errors = self._errors.setdefault(name[:_EXAMPLE], _Errors())
-        errors.count += 1
-        phase = failure.phase if failure else "unknown"
-        errors.phases[phase] = errors.phases.get(phase, 0) + 1
-        example = (rollout.instance_id, rollout.attempt, text[:_EXAMPLE])
-        if errors.example is None or example < errors.example:
-            errors.example = example
-
-    def _add_times(self, rollout: Rollout) -> None:
-        self._durations.add(rollout.duration_s)
+            self._usage.setdefault(key, []).append(number)
+        self._durations.append(rollout.duration_s)
         for name, start, end in rollout.phases:
-            self._phases.setdefault(name, _Sum()).add(end - start)
+            self._phases.setdefault(name, []).append(end - start)
         if rollout.started_at is not None:
-            self._started = min(self._started, rollout.started_at)
-            self._ended = max(self._ended, rollout.started_at + rollout.duration_s)
+            self._started.append(rollout.started_at)
+            self._ended.append(rollout.started_at + rollout.duration_s)
 
     def result(self) -> dict[str, Any]:
         """The summary of what was added so far."""
-        counts = self._counts
-        started = self._started if self._started < math.inf else None
-        ended = self._ended if self._ended > -math.inf else None
+        started = min(self._started, default=None)
+        ended = max(self._ended, default=None)
         return {
-            "rollouts": sum(counts.values()),
-            "instances": len(self._instances),
+            "rollouts": sum(self._counts.values()),
+            "instances": len(self.tallies),
             "attempts": self._attempts,
-            **counts,
+            **self._counts,
             "resolved_rate": self._rate(),
             "pass_at_k": self._pass_at_k(),
-            "mean_reward": self._reward.mean(),
-            "usage": {name: self._usage[name].total() for name in sorted(self._usage)},
-            "errors": {
-                name: self._errors[name].result()
-                for name in sorted(self._errors, key=lambda name: (-self._errors[name].count, name))
-            },
+            "mean_reward": _mean(self._rewards),
+            "usage": {name: _total(numbers) for name, numbers in sorted(self._usage.items())},
+            "errors": self._error_kinds(),
             "timing": {
                 "started_at": started,
                 "ended_at": ended,
                 "span_s": None if started is None or ended is None else ended - started,
-                "rollout": self._durations.result(),
-                "phases": {name: times.result() for name, times in sorted(self._phases.items())},
+                "rollout": _times(self._durations),
+                "phases": {name: _times(times) for name, times in sorted(self._phases.items())},
             },
         }
+
+    def _error_kinds(self) -> dict[str, Any]:
+        kinds = {}
+        for name, seen in sorted(self._errors.items(), key=lambda item: (-len(item[1]), item[0])):
+            instance_id, attempt, message, _ = min(seen)
+            kinds[name] = {
+                "count": len(seen),
+                "phases": dict(sorted(Counter(phase for *_, phase in seen).items())),
+                "example": {"instance_id": instance_id, "attempt": attempt, "message": message},
+            }
+        return kinds
 
     def _rate(self) -> float | None:
         counts = self._counts
         ran = sum(counts.values()) - counts["not_run"]
         if not ran or (counts["not_scored"] and not counts["resolved"] + counts["unresolved"]):
             return None
-        rate = _Sum()
-        for attempts, resolved in self._instances.values():
-            rate.add(resolved / attempts if attempts else 0.0)
-        return rate.mean()
+        return _mean([resolved / attempts if attempts else 0.0 for attempts, resolved in self.tallies.values()])
 
-    def _pass_at_k(self) -> dict[str, float]:
+    def _pass_at_k(self) -> dict[str, float | None]:
         if self._attempts < 2 or self._rate() is None:
             return {}
-        alike: dict[tuple[int, int], int] = {}  # there are few different tallies, however many instances
-        for attempts, resolved in self._instances.values():
-            alike[attempts, resolved] = alike.get((attempts, resolved), 0) + 1
-        out = {}
+        found = {}
         for k in range(1, self._attempts + 1):
-            some = [(pass_at_k(n, c, k), count) for (n, c), count in alike.items() if n >= k]
-            if some:
-                out[str(k)] = math.fsum(chance * count for chance, count in some) / sum(count for _, count in some)
-        return out
+            chances = [pass_at_k(n, c, k) for n, c in self.tallies.values() if n >= k]
+            if chances:
+                found[str(k)] = _mean(chances)
+        return found
 
 
-@define
-class _Errors:
-    count: int = 0
-    phases: dict[str, int] = field(factory=dict)
-    example: tuple[str, int, str] | None = None
-
-    def result(self) -> dict[str, Any]:
-        instance_id, attempt, message = self.example or ("", 0, "")
-        return {
-            "count": self.count,
-            "phases": dict(sorted(self.phases.items())),
-            "example": {"instance_id": instance_id, "attempt": attempt, "message": message},
-        }
+def _times(values: Sequence[float]) -> dict[str, Any]:
+    values = [value for value in values if math.isfinite(value)]
+    return {"count": len(values), "sum_s": _total(values), "mean_s": _mean(values), "max_s": max(values, default=None)}
 
 
-class _Sum:
-    """An exact sum, which does not depend on the order, with its count and maximum."""
-
-    __slots__ = ("_exact", "_floats", "count", "max")
-
-    def __init__(self) -> None:
-        self._exact = 0
-        self._floats = False
-        self.count = 0
-        self.max: float | None = None
-
-    def add(self, value: float) -> None:
-        if isinstance(value, float) and not math.isfinite(value):
-            return
-        numerator, denominator = value.as_integer_ratio()
-        self._exact += (numerator << _SCALE) // denominator
-        self._floats = self._floats or isinstance(value, float)
-        self.count += 1
-        if self.max is None or value > self.max:
-            self.max = value
-
-    def total(self) -> float | None:
-        """A whole number where only such were added. None where it is too large for a float."""
-        if not self._floats:
-            return self._exact >> _SCALE
-        return _divide(self._exact, 1 << _SCALE)
-
-    def mean(self) -> float | None:
-        return _divide(self._exact, self.count << _SCALE) if self.count else None
-
-    def result(self) -> dict[str, Any]:
-        return {"count": self.count, "sum_s": self.total(), "mean_s": self.mean(), "max_s": self.max}
+def _mean(values: Sequence[float]) -> float | None:
+    total = _total(values)
+    return total / len(values) if values and total is not None else None
 
 
-def _divide(numerator: int, denominator: int) -> float | None:
+def _total(values: Sequence[float]) -> float | None:
+    """The exact sum, rounded once, so that it is the same in any order; of whole numbers a whole number. None where it
+    is more than a float holds."""
+    if all(isinstance(value, int) for value in values):
+        return sum(values)
     try:
-        return numerator / denominator
+        return math.fsum(sorted(values))
     except OverflowError:
         return None
-
-
-def finite_reward(rollout: Rollout) -> float | None:
-    """The reward, where there is one that can be added up and shown: neither a NaN nor more than a float holds."""
-    reward = rollout.reward
-    return reward if reward is not None and math.isfinite(reward) else None
 
 
 def _is_number(value: Any) -> bool:

@@ -43,7 +43,7 @@ def directory_of(n: int) -> Iterator[Path]:
     """A run directory that holds `n` rollouts already."""
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "run"
-        with RunDir.open(path, identity=IDENTITY) as run_dir:
+        with RunDir(path, identity=IDENTITY) as run_dir:
             for start in range(0, n, 500):
                 run_dir.record([rollout(k) for k in range(start, min(start + 500, n))])
         yield path
@@ -64,8 +64,8 @@ def journal(rounds: int, large: int) -> None:
     sizes = (10, large)
     with directory_of(sizes[0]) as small_path, directory_of(sizes[1]) as large_path:
         with (
-            RunDir.open(small_path, identity=IDENTITY) as small_dir,
-            RunDir.open(large_path, identity=IDENTITY) as large_dir,
+            RunDir(small_path, identity=IDENTITY) as small_dir,
+            RunDir(large_path, identity=IDENTITY) as large_dir,
         ):
             costs: dict[int, list[float]] = {size: [] for size in sizes}
             for turn in range(rounds):
@@ -84,7 +84,7 @@ def journal(rounds: int, large: int) -> None:
         for _ in range(5):
             for size, path in paths.items():
                 began = time.perf_counter()
-                run_dir = RunDir.open(path, identity=IDENTITY)
+                run_dir = RunDir(path, identity=IDENTITY)
                 opened = time.perf_counter() - began
                 assert len(run_dir.finished) == size
                 run_dir.close()

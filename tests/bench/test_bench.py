@@ -56,7 +56,7 @@ def test_an_unknown_benchmark_is_a_usage_error() -> None:
 
 def test_what_the_scale_benchmark_measures_is_real(tmp_path: Path) -> None:
     """Its directory resumes with as many rollouts as it says, its rollouts are resolved."""
-    with scale.directory_of(30) as path, RunDir.open(path, identity=scale.IDENTITY) as run_dir:
+    with scale.directory_of(30) as path, RunDir(path, identity=scale.IDENTITY) as run_dir:
         assert len(run_dir.finished) == 30
         assert scale.record_ms(run_dir, 30, 2) > 0
         assert (path / "project__project-31" / "sandbox.log").read_bytes() == b"a line of a log\n"

@@ -163,7 +163,7 @@ def test_color(run: Path) -> None:
 
 def test_while_the_run_goes_on(tmp_path: Path) -> None:
     """A run can be looked at while it goes on, and that does not disturb it."""
-    with RunDir.open(tmp_path / "run", identity={}) as run_dir:
+    with RunDir(tmp_path / "run", identity={}) as run_dir:
         run_dir.record([failed("a", "agent", "E", "x")])
         assert shown(tmp_path / "run", "--status", "error") == "error         a  E: x"
         run_dir.record([Rollout("b")])
@@ -172,11 +172,11 @@ def test_while_the_run_goes_on(tmp_path: Path) -> None:
 
 def test_what_is_left(tmp_path: Path) -> None:
     """Where not all that was planned is there, its end says so, and whether it is still to come."""
-    with RunDir.open(tmp_path / "run", identity={}, details={"rollouts": 3}) as run_dir:
+    with RunDir(tmp_path / "run", identity={}, details={"rollouts": 3}) as run_dir:
         run_dir.record([Rollout("a")])
         assert shown(tmp_path / "run").endswith("\n2 of 3 rollouts are still to come: the run goes on")
     assert shown(tmp_path / "run").endswith("\n2 of 3 rollouts are missing: run it again to have them")
-    with RunDir.open(tmp_path / "run", identity={}, details={"rollouts": 1}):
+    with RunDir(tmp_path / "run", identity={}, details={"rollouts": 1}):
         pass
     assert "rollouts are" not in shown(tmp_path / "run")
 

@@ -7,6 +7,7 @@ import configparser
 import fnmatch
 import hashlib
 import json
+import math
 import os
 import re
 import signal
@@ -25,10 +26,12 @@ from agentix_runner.cli.main import main as agentix
 from agentix_runner.errors import BadArgument, RunDirError
 from agentix_runner.report import watch, write_report
 from agentix_runner.report.data import MAX_LOG, MAX_PATCH, read_run
+from agentix_runner.report.notebook import Rollouts
 from agentix_runner.report.page import page
 from agentix_runner.report.stats import compare, mean_interval, sign_test, wilson
+from agentix_runner.report.terminal import table
 from agentix_runner.report.write import names_of
-from agentix_runner.rundir.directory import RunDir
+from agentix_runner.rundir.directory import RunDir, read_rollouts
 from agentix_runner.rundir.runfile import in_use
 
 from ..support.report_runs import EVIL, LONG, PATCH, every_kind, failed, make_run, rollout
@@ -171,6 +174,22 @@ class TestReading:
         assert found["remote"]["traceback"].endswith("\nValueError: no")
         assert found[EVIL]["patch"].splitlines()[1] == f"+{EVIL}"
         assert ["n", str(2**70)] in unpacked(run.details[1])["score"]
+
+    def test_a_reward_beyond_a_float(self, tmp_path: Path) -> None:
+        """A reward that no float holds is on none of the charts and in no mean; everything is shown all the same."""
+        huge = rollout("huge", score={"resolved": True, "reward": 10**400})
+        path = make_run(tmp_path / "run", [huge, rollout("usual", score={"reward": 0.5})])
+        run = read_run(path, name="run")
+        assert [row.get("reward") for row in run.index["rollouts"]] == [None, 0.5]
+        assert run.index["summary"]["mean_reward"] == 0.5
+        assert ["reward", str(10**400)] in unpacked(run.details[0])["score"]
+        assert write_report([path], tmp_path / "report.html").rollouts == 2
+        assert "mean reward" in table(run.index["summary"])
+        for arguments in ([], ["huge"], ["--status", "resolved"], ["--json"]):
+            assert CLI.invoke(agentix, ["show", str(path), *arguments]).exit_code == 0
+        assert Rollouts(read_rollouts(path)).to_pandas()["reward"].tolist() == [math.inf, 0.5]
+        assert Rollouts([huge])._repr_html_().startswith("<div><p>1 rollout · 1 resolved")
+        assert str(10**400) in huge._repr_html_()
 
     def test_large(self, tmp_path: Path) -> None:
         """Of a large patch the beginning is on the page, of a large log the end, from a line's beginning."""
@@ -325,7 +344,7 @@ class TestWatching:
         """It is written at once and after each change, loads itself again, and at last stays as it is."""
         path, out = tmp_path / "run", tmp_path / "report.html"
         live, counts = [], []
-        with RunDir.open(path, identity={}) as run_dir:
+        with RunDir(path, identity={}) as run_dir:
             now, steps = 0.0, iter(range(1000))
 
             def sleep(seconds: float) -> None:
@@ -362,7 +381,7 @@ class TestWatching:
         def sleep(seconds: float) -> None:
             raise KeyboardInterrupt
 
-        with RunDir.open(path, identity={}):
+        with RunDir(path, identity={}):
             with pytest.raises(KeyboardInterrupt):
                 watch([path], out, on_write=lambda written: None, sleep=sleep)
         assert index_of(out.read_text())["live_s"] is None
@@ -370,11 +389,11 @@ class TestWatching:
     def test_asking_takes_nothing(self, tmp_path: Path) -> None:
         """Whether a run uses a directory can be asked while it does, and where there is none."""
         assert not in_use(tmp_path)
-        with RunDir.open(tmp_path / "run", identity={}) as run_dir:
+        with RunDir(tmp_path / "run", identity={}) as run_dir:
             asked = [in_use(tmp_path / "run") for _ in range(100)]
             run_dir.record([rollout("a")])
         assert asked == [True] * 100
-        with RunDir.open(tmp_path / "run", identity={}):
+        with RunDir(tmp_path / "run", identity={}):
             pass
 
 
@@ -401,7 +420,7 @@ class TestCommand:
     def test_watch(self, tmp_path: Path) -> None:
         """--watch ends with the run, and tells what the last page holds."""
         path, out = tmp_path / "run", tmp_path / "r.html"
-        with RunDir.open(path, identity={}) as run_dir:
+        with RunDir(path, identity={}) as run_dir:
             run_dir.record([failed("a", "agent", "E", "x")])
             threading.Timer(0.3, run_dir.close).start()
             done = CLI.invoke(agentix, ["report", str(path), "-o", str(out), "--watch"], prog_name="agentix")
@@ -414,7 +433,7 @@ class TestCommand:
         path, out = tmp_path / "run", tmp_path / "r.html"
         code = "from agentix_runner.cli.main import main; main(prog_name='agentix')"
         command = [sys.executable, "-c", code, "report", str(path), "-o", str(out), "--watch"]
-        with RunDir.open(path, identity={}) as run_dir:
+        with RunDir(path, identity={}) as run_dir:
             run_dir.record([rollout("a")])
             with subprocess.Popen(command, stderr=subprocess.PIPE, text=True) as process:
                 try:

@@ -30,7 +30,7 @@ HANG_S = 60
 
 
 def _open(path: Path, **more: Any) -> RunDir:
-    return RunDir.open(path, **{"identity": {"model": "m"}, **more})
+    return RunDir(path, **{"identity": {"model": "m"}, **more})
 
 
 def _good(instance_id: str, attempt: int = 0, **more: Any) -> Rollout:
@@ -367,7 +367,7 @@ def test_a_directory_that_can_not_be_written(tmp_path: Path) -> None:
             os.setuid(65534)
         for path in "readonly", "readonly/below":
             try:
-                RunDir.open(path, identity={})
+                RunDir(path, identity={})
             except RunDirError as exc:
                 print(exc)
     """
@@ -472,7 +472,7 @@ _WRITER = """if True:
     from agentix_runner.rundir.directory import RunDir
     from agentix_runner.records import Rollout
     path, batch = sys.argv[1], int(sys.argv[2])
-    with RunDir.open(path, identity={}) as run:
+    with RunDir(path, identity={}) as run:
         n = len(run.finished)
         print("open", n, flush=True)
         while True:
@@ -504,7 +504,7 @@ def test_kill_9_loses_nothing(path: Path, batch: int) -> None:
     assert len(rollouts) >= told > 0
     for number, rollout in enumerate(rollouts):
         assert rollout == Rollout(f"i{number}", patch=f"{number} " * 2000, score={"resolved": True})
-    with RunDir.open(path, identity={}) as run:
+    with RunDir(path, identity={}) as run:
         assert len(run.finished) == len(rollouts)
     assert (path / "i0" / "patch.diff").read_text() == "0 " * 2000
     assert json.loads((path / "summary.json").read_text())["resolved"] == len(rollouts)
@@ -584,7 +584,7 @@ def test_a_file_size_limit_stops_the_run(path: Path) -> None:
         from agentix_runner.rundir.directory import RunDir
         from agentix_runner.records import Rollout
         from agentix_runner.errors import JournalError
-        run = RunDir.open(sys.argv[1], identity={})
+        run = RunDir(sys.argv[1], identity={})
         resource.setrlimit(resource.RLIMIT_FSIZE, (50_000, 50_000))
         for n in range(100):
             try:
@@ -647,13 +647,13 @@ def test_locked_between_processes(path: Path) -> None:
         assert writer.stdout is not None
         writer.stdout.readline()
         with pytest.raises(RunDirError, match=f"is in use by process {writer.pid} on "):
-            RunDir.open(path, identity={})
+            RunDir(path, identity={})
         assert isinstance(list(read_rollouts(path)), list)
         writer.send_signal(signal.SIGKILL)
         writer.stdout.read()
         writer.wait(HANG_S)
 
-    RunDir.open(path, identity={}).close()
+    RunDir(path, identity={}).close()
 
 
 def test_the_lock_is_not_inherited(path: Path) -> None:
@@ -860,14 +860,14 @@ def test_cost_does_not_grow(path: Path, monkeypatch: pytest.MonkeyPatch) -> None
 
 def test_names_the_interface() -> None:
     """What the runner and the reports use is all here."""
-    made: list[Callable[..., Any]] = [RunDir.open, read_rollouts, directory.identity_of]
+    made: list[Callable[..., Any]] = [RunDir, read_rollouts, directory.identity_of]
     assert all(map(callable, made))
 
 
 def test_a_lock_that_is_let_go_in_a_moment_is_waited_for(tmp_path: Path) -> None:
     """A run that was just killed may hold its directory a moment longer; the next one does not fail for that."""
-    first = RunDir.open(tmp_path / "run", identity={})
+    first = RunDir(tmp_path / "run", identity={})
     timer = threading.Timer(0.1, first.close)
     timer.start()
-    RunDir.open(tmp_path / "run", identity={}).close()
+    RunDir(tmp_path / "run", identity={}).close()
     timer.join()

@@ -71,7 +71,7 @@ def make_run(
 ) -> Path:
     """A run directory with these rollouts of `planned`; `log` is what each of them printed."""
     identity = {"dataset": {"adapter": "bench:tasks"}, "agent": {"adapter": "bench:Agent"}, "model": model}
-    with RunDir.open(path, identity=identity, details={"rollouts": planned} if planned else {}) as run_dir:
+    with RunDir(path, identity=identity, details={"rollouts": planned} if planned else {}) as run_dir:
         for each in rollouts:
             if log is not None:
                 run_dir.log(each.instance_id, each.attempt)(log)
