@@ -1,56 +1,58 @@
-"""The three ways to run rollouts: `run_rollouts`, `iter_rollouts`, `rollout_one`.
+"""The three ways to run rollouts: `run_rollouts`, `iter_rollouts`, `rollout_one`. Each makes its arguments `Options`.
 
-What one rollout does, step by step, is rollout.py; how many run at once and where their outcomes go is batch.py.
+What one rollout does, step by step, is rollout/phases.py; how many run at once and where their outcomes go is
+batch/batch.py.
 """
 
 from __future__ import annotations
 
-import os
+import functools
+import inspect
 import sys
 import threading
-import uuid
-from collections.abc import Callable, Iterable, Iterator, Mapping
-from concurrent.futures import Executor
+from collections.abc import Callable, Iterator
 from contextlib import closing
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar
 
 from .batch import checks
 from .batch.batch import Batch
 from .batch.stopping import cleaning_up
-from .executors.executor import place_for
+from .executors.executor import executor_for
+from .executors.threads import ThreadExecutor
 from .records import RetryPolicy, Rollout, Timeouts
 from .report.notebook import Rollouts
-from .rollout.phases import Spec
+from .report.progress import make_progress
+from .rollout.job import Options
+from .rundir.directory import RunDir, identity_of
 from .threads import make_room
 
 if TYPE_CHECKING:
     from .protocols import Agent, Dataset, SandboxProvider
 
+P = ParamSpec("P")
+T = TypeVar("T")
 
-def run_rollouts(
-    *,
-    dataset: Dataset,
-    agent: Agent,
-    provider: SandboxProvider,
-    bundle: str | None = None,
-    model: str | None = None,
-    instances: Iterable[dict[str, Any]] | None = None,
-    n_concurrent: int = 1,
-    n_attempts: int = 1,
-    platform: str | None = None,
-    score: bool = True,
-    timeouts: Timeouts | None = None,
-    retry: RetryPolicy | None = None,
-    max_errors: float | None = None,
-    run_dir: str | os.PathLike[str] | None = None,
-    retry_errors: bool = False,
-    stop: threading.Event | None = None,
-    on_result: Callable[[Rollout], None] | None = None,
-    on_event: Callable[[str, str], None] | None = None,
-    progress: Any = None,
-    arguments: Mapping[str, Any] | None = None,
-    executor: Executor | None = None,
-) -> Rollouts:
+
+def _with_arguments_of(options: Callable[P, Options]) -> Callable[[Callable[[Options], T]], Callable[P, T]]:
+    """Makes of a function of `Options` one that takes the options themselves, as its keyword arguments."""
+
+    def decorate(function: Callable[[Options], T]) -> Callable[P, T]:
+        own = inspect.signature(function)
+        signature = inspect.signature(options).replace(return_annotation=own.return_annotation)
+
+        @functools.wraps(function)
+        def call(*args: P.args, **kwargs: P.kwargs) -> T:
+            signature.bind(*args, **kwargs)  # a wrong name is this function's error
+            return function(options(*args, **kwargs))
+
+        call.__signature__ = signature  # type: ignore[attr-defined]
+        return call
+
+    return decorate
+
+
+@_with_arguments_of(Options)
+def run_rollouts(options: Options) -> Rollouts:
     """Run `agent` over every instance, `n_concurrent` at a time, and return one `Rollout` per job, in input order.
 
     What goes wrong with one instance is on its rollout (`error`, `failure`), never raised.
@@ -86,43 +88,22 @@ def run_rollouts(
         BadArgument, BadAdapter, RunDirError: before anything is run.
         JournalError: a finished rollout could not be written to `run_dir`; the run was stopped.
     """
-    batch = _prepare(**locals())
-    rollouts = dict.fromkeys(range(batch.size), Rollout(instance_id=""))
+    batch = _prepare(options)
+    rollouts: dict[int, Rollout] = {}
     with cleaning_up(), closing(batch):
-        rollouts.update(batch.outcomes())
-    return Rollouts(rollouts.values())
+        for job, rollout in batch.outcomes():
+            rollouts[job.number] = rollout
+    return Rollouts(rollouts[number] for number in sorted(rollouts))
 
 
-def iter_rollouts(
-    *,
-    dataset: Dataset,
-    agent: Agent,
-    provider: SandboxProvider,
-    bundle: str | None = None,
-    model: str | None = None,
-    instances: Iterable[dict[str, Any]] | None = None,
-    n_concurrent: int = 1,
-    n_attempts: int = 1,
-    platform: str | None = None,
-    score: bool = True,
-    timeouts: Timeouts | None = None,
-    retry: RetryPolicy | None = None,
-    max_errors: float | None = None,
-    run_dir: str | os.PathLike[str] | None = None,
-    retry_errors: bool = False,
-    stop: threading.Event | None = None,
-    on_result: Callable[[Rollout], None] | None = None,
-    on_event: Callable[[str, str], None] | None = None,
-    progress: Any = None,
-    arguments: Mapping[str, Any] | None = None,
-    executor: Executor | None = None,
-) -> Iterator[Rollout]:
+@_with_arguments_of(Options)
+def iter_rollouts(options: Options) -> Iterator[Rollout]:
     """The same as `run_rollouts`, but yields each rollout as it finishes (those of an earlier run of `run_dir` first).
 
     Arguments are checked, and the run directory is opened, at the call; work starts with the first `next`. Closing
     the iterator (or leaving a `for` over it and dropping it) is a stop.
     """
-    rollouts = _rollouts_of(_prepare(**locals()))
+    rollouts = _rollouts_of(_prepare(options))
     next(rollouts)  # up to where closing the iterator releases what the call has opened
     return rollouts
 
@@ -132,88 +113,6 @@ def _rollouts_of(batch: Batch) -> Iterator[Rollout]:
         yield Rollout(instance_id="")
         for _, rollout in batch.outcomes():
             yield rollout
-
-
-def _prepare(
-    *,
-    dataset: Any,
-    agent: Any,
-    provider: Any,
-    bundle: str | None,
-    model: str | None,
-    instances: Iterable[dict[str, Any]] | None,
-    n_concurrent: int,
-    n_attempts: int,
-    platform: str | None,
-    score: bool,
-    timeouts: Timeouts | None,
-    retry: RetryPolicy | None,
-    max_errors: float | None,
-    run_dir: str | os.PathLike[str] | None,
-    retry_errors: bool,
-    stop: threading.Event | None,
-    on_result: Callable[[Rollout], None] | None,
-    on_event: Callable[[str, str], None] | None,
-    progress: Any,
-    arguments: Mapping[str, Any] | None,
-    executor: Executor | None,
-) -> Batch:
-    """Check every argument and open the run directory. Nothing is started."""
-    checks.adapters(dataset, agent, provider, instances_given=instances is not None)
-    checks.counts(n_concurrent=n_concurrent, n_attempts=n_attempts, max_errors=max_errors)
-    checks.kinds(
-        bundle=bundle, model=model, platform=platform, timeouts=timeouts, retry=retry, stop=stop,
-        on_result=on_result, on_event=on_event,
-    )  # fmt: skip
-    jobs = checks.jobs(dataset.instances() if instances is None else instances, n_attempts)
-    spec = Spec(
-        dataset=dataset,
-        agent=agent,
-        provider=provider,
-        bundle=bundle,
-        model=model,
-        platform=platform,
-        score=score,
-        timeouts=timeouts or Timeouts(),
-        retry=retry or RetryPolicy(),
-    )
-    place = place_for(executor, spec, n_concurrent=n_concurrent, keeps=run_dir is not None, jobs=jobs)
-    if place.is_here:
-        check = getattr(provider, "check_run", None)
-        if check is not None:
-            check(bundle=bundle, platform=platform)
-        make_room(
-            n_loops=min(n_concurrent, len(jobs)) if spec.needs_loop else 0,
-            n_sessions=min(n_concurrent, len(jobs)),
-            per_session=getattr(provider, "fds_per_session", 0),
-        )
-    journal = None
-    if run_dir is not None:
-        from .rundir.directory import RunDir, identity_of
-
-        identity = identity_of(
-            dataset=dataset, agent=agent, provider=provider, bundle=bundle, model=model, score=score,
-            platform=platform, arguments=arguments,
-        )  # fmt: skip
-        details = {**checks.details(), "rollouts": len(jobs)}
-        journal = RunDir(run_dir, identity=identity, details=details, retry_errors=retry_errors)
-    try:
-        return Batch(
-            jobs,
-            place=place,
-            run_id=journal.run_id if journal is not None else uuid.uuid4().hex[:12],
-            model=model,
-            max_errors=max_errors,
-            journal=journal,
-            stop=stop,
-            on_result=on_result,
-            on_event=on_event,
-            progress=_progress(progress),
-        )
-    except BaseException:
-        if journal is not None:
-            journal.close()
-        raise
 
 
 def rollout_one(
@@ -249,9 +148,37 @@ def rollout_one(
     return rollout
 
 
-def _progress(progress: Any) -> Any:
-    if not isinstance(progress, str):
-        return progress
-    from .report.progress import make_progress  # a library call without progress needs nothing of the command line
-
-    return make_progress(progress, sys.stderr)
+def _prepare(options: Options) -> Batch:
+    """Check the adapters and the instances, and open the run directory. Nothing is started."""
+    checks.check_adapters(options)
+    instances = options.dataset.instances() if options.instances is None else options.instances
+    jobs = checks.jobs_of(instances, options.n_attempts)
+    executor = executor_for(options, jobs)
+    if isinstance(executor, ThreadExecutor):
+        provider: Any = options.provider
+        check_run = getattr(provider, "check_run", None)
+        if check_run is not None:
+            check_run(bundle=options.bundle, platform=options.platform)
+        at_once = min(options.n_concurrent, len(jobs))
+        make_room(
+            n_loops=at_once if executor.needs_loop else 0,
+            n_sessions=at_once,
+            per_session=getattr(provider, "fds_per_session", 0),
+        )
+    run_dir = None
+    if options.run_dir is not None:
+        identity = identity_of(
+            dataset=options.dataset, agent=options.agent, provider=options.provider, bundle=options.bundle,
+            model=options.model, score=options.score, platform=options.platform, arguments=options.arguments,
+        )  # fmt: skip
+        details = {**checks.details(), "rollouts": len(jobs)}
+        run_dir = RunDir(options.run_dir, identity=identity, details=details, retry_errors=options.retry_errors)
+    try:
+        progress = options.progress
+        if isinstance(progress, str):
+            progress = make_progress(progress, sys.stderr)
+        return Batch(options, jobs, executor=executor, run_dir=run_dir, progress=progress)
+    except BaseException:
+        if run_dir is not None:
+            run_dir.close()
+        raise

@@ -1,4 +1,4 @@
-"""What an argument must be: one line that names the culprit and the remedy, before anything is started."""
+"""What adapters and instances must be: one line that names the culprit and the remedy, before anything is started."""
 
 from __future__ import annotations
 
@@ -7,38 +7,26 @@ import logging
 import os
 import platform as host
 import sys
-import threading
 from collections import Counter
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-from attrs import frozen
-
 from ..errors import BadAdapter, BadArgument
-from ..records import RetryPolicy, Timeouts
+from ..rollout.job import Job, Options
 
 logger = logging.getLogger("agentix_runner")
 
 DATASET_METHODS = ("image", "setup", "score")
 
 
-@frozen
-class Planned:
-    """One rollout to be: the instance, its id, and which attempt at it this is."""
-
-    instance: dict[str, Any]
-    instance_id: str
-    attempt: int
-
-
-def adapters(dataset: Any, agent: Any, provider: Any, *, instances_given: bool = False) -> None:
+def check_adapters(options: Options) -> None:
     """Raises BadAdapter for an adapter that is a class, or lacks a method of its Protocol, or has one with other
     parameters."""
-    wanted = DATASET_METHODS if instances_given else ("instances", *DATASET_METHODS)
+    wanted = DATASET_METHODS if options.instances is not None else ("instances", *DATASET_METHODS)
     for role, adapter, methods in (
-        ("dataset", dataset, wanted),
-        ("agent", agent, ("solve",)),
-        ("provider", provider, ("session",)),
+        ("dataset", options.dataset, wanted),
+        ("agent", options.agent, ("solve",)),
+        ("provider", options.provider, ("session",)),
     ):
         name = adapter.__qualname__ if isinstance(adapter, type) else type(adapter).__name__
         missing = [method for method in methods if not callable(getattr(adapter, method, None))]
@@ -82,42 +70,7 @@ _OPTIONAL: dict[str, tuple[str, ...]] = {"dataset": ("sandbox",), "agent": (), "
 _PROTOCOLS = {"dataset": "Dataset", "agent": "Agent", "provider": "SandboxProvider"}
 
 
-def counts(*, n_concurrent: Any, n_attempts: Any, max_errors: Any) -> None:
-    """Raises BadArgument for a number that is none, or out of range."""
-    for name, value in (("n_concurrent", n_concurrent), ("n_attempts", n_attempts)):
-        if isinstance(value, bool) or not isinstance(value, int):
-            raise BadArgument(f"{name} is {value!r}: give a whole number, 1 or more")
-        if value < 1:
-            raise BadArgument(f"{name} is {value}: it must be 1 or more")
-    if max_errors is None:
-        return
-    if isinstance(max_errors, bool) or not isinstance(max_errors, (int, float)) or not max_errors >= 0:
-        raise BadArgument(f"max_errors is {max_errors!r}: give a count, a fraction below 1, or None for no limit")
-    if max_errors > 1 and max_errors != int(max_errors):
-        raise BadArgument(f"max_errors is {max_errors!r}: from 1 on it is a count, a whole number")
-
-
-def kinds(**arguments: Any) -> None:
-    """Raises BadArgument for an argument of the wrong type."""
-    wanted: dict[str, tuple[Any, str]] = {
-        "bundle": (str, "a str"),
-        "model": (str, "a str"),
-        "platform": (str, 'a str such as "linux/amd64"'),
-        "timeouts": (Timeouts, "Timeouts(agent=600, ...)"),
-        "retry": (RetryPolicy, "RetryPolicy(attempts=4, ...)"),
-        "stop": (threading.Event, "a threading.Event"),
-    }
-    for name, value in arguments.items():
-        if value is None:
-            continue
-        if name not in wanted:
-            if not callable(value):
-                raise BadArgument(f"{name} is {value!r}: give a function, or None")
-        elif not isinstance(value, wanted[name][0]):
-            raise BadArgument(f"{name} is {value!r}: give {wanted[name][1]}, or None")
-
-
-def jobs(instances: Any, n_attempts: int) -> list[Planned]:
+def jobs_of(instances: Any, n_attempts: int) -> list[Job]:
     """Every rollout of the batch, in the order of the result: each instance's attempts follow each other.
 
     The same id again is that instance's next attempt.
@@ -126,7 +79,7 @@ def jobs(instances: Any, n_attempts: int) -> list[Planned]:
     """
     if isinstance(instances, (str, bytes, Mapping)) or not isinstance(instances, Iterable):
         raise BadArgument(f"instances is of type {type(instances).__name__}: give a list of dicts")
-    planned = []
+    jobs: list[Job] = []
     seen: Counter[str] = Counter()
     first: dict[str, dict[str, Any]] = {}
     odd: list[str] = []
@@ -135,12 +88,12 @@ def jobs(instances: Any, n_attempts: int) -> list[Planned]:
         if first.setdefault(instance_id, instance) is not instance and _differ(first[instance_id], instance):
             odd.append(instance_id)
         for _ in range(n_attempts):
-            planned.append(Planned(instance, instance_id, seen[instance_id]))
+            jobs.append(Job(len(jobs), instance, instance_id, seen[instance_id]))
             seen[instance_id] += 1
     if odd:
         more = f" (and {len(odd) - 1} more)" if len(odd) > 1 else ""
         logger.warning("instances that differ have the same id, %r%s: they count as attempts at one", odd[0], more)
-    return planned
+    return jobs
 
 
 def _differ(one: Any, other: Any) -> bool:

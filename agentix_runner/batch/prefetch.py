@@ -10,44 +10,41 @@ import contextvars
 import logging
 import threading
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from ..rollout.phases import Spec
-
-if TYPE_CHECKING:
-    from .checks import Planned
+from ..rollout.job import Job, Options
 
 logger = logging.getLogger("agentix_runner")
 
 
-class Ahead:
+class Prefetch:
     """The images of one run's rollouts, in order. A rollout's end is passed on only when all have been told of: an
     image must not go while a rollout that will use it waits to be told of."""
 
-    def __init__(self, spec: Spec, coming: Sequence[Planned], context: contextvars.Context) -> None:
-        self._spec = spec
-        self._expect: Any = getattr(spec.provider, "expect_image", None)
+    def __init__(self, options: Options, jobs: Sequence[Job]) -> None:
+        self._options = options
+        self._expect_image: Any = getattr(options.provider, "expect_image", None)
         # Guards what follows. Never held while anybody else's code runs.
         self._lock = threading.Lock()
-        self._coming = coming if self._expect is not None else ()
-        self._untold = {(planned.instance_id, planned.attempt) for planned in self._coming}
-        self._told: dict[tuple[str, int], Callable[[], None]] = {}
+        self._jobs = jobs if self._expect_image is not None else ()
+        self._untold = {job.number for job in self._jobs}
+        self._releases: dict[int, Callable[[], None]] = {}  # of those that were told of and have not ended
         self._ended: list[Callable[[], None]] = []
         self._closed = False
         self._thread: threading.Thread | None = None
-        if self._coming:
+        if self._jobs:
             # In the caller's context, as everything of the user's.
-            self._thread = threading.Thread(target=context.run, args=(self._tell,), name="agentix-images", daemon=True)
+            prefetch = contextvars.copy_context().run
+            self._thread = threading.Thread(target=prefetch, args=(self._tell_all,), name="agentix-images", daemon=True)
             self._thread.start()
 
-    def over(self, instance_id: str, attempt: int) -> None:
+    def done_with(self, job: Job) -> None:
         """That rollout has ended, or won't run. From any thread; waits for nothing."""
-        key = (instance_id, attempt)
         with self._lock:
-            self._untold.discard(key)
-            over = self._told.pop(key, None)
-            if over is not None:
-                self._ended.append(over)
+            self._untold.discard(job.number)
+            release = self._releases.pop(job.number, None)
+            if release is not None:
+                self._ended.append(release)
         self._pass_on()
 
     def close(self) -> None:
@@ -55,8 +52,8 @@ class Ahead:
         with self._lock:
             self._closed = True
             self._untold.clear()
-            self._ended += self._told.values()
-            self._told.clear()
+            self._ended += self._releases.values()
+            self._releases.clear()
         self._pass_on()
 
     def join(self, limit_s: float) -> None:
@@ -68,37 +65,36 @@ class Ahead:
             if self._untold:
                 return
             ended, self._ended = self._ended, []
-        for over in ended:
+        for release in ended:
             try:
-                over()
+                release()
             except Exception:
                 logger.warning("the provider could not be told that an image is not used any more", exc_info=True)
 
-    def _tell(self) -> None:
-        for planned in self._coming:
-            key = (planned.instance_id, planned.attempt)
+    def _tell_all(self) -> None:
+        for job in self._jobs:
             with self._lock:
                 if self._closed:
                     return
-                if key not in self._untold:
+                if job.number not in self._untold:
                     continue
-            over = self._over_of(planned)
+            release = self._tell_of(job)
             with self._lock:
-                runs = key in self._untold
-                self._untold.discard(key)
-                if over is not None and runs:
-                    self._told[key] = over
-                elif over is not None:
-                    self._ended.append(over)
+                runs = job.number in self._untold
+                self._untold.discard(job.number)
+                if release is not None and runs:
+                    self._releases[job.number] = release
+                elif release is not None:
+                    self._ended.append(release)
             self._pass_on()
 
-    def _over_of(self, planned: Planned) -> Callable[[], None] | None:
+    def _tell_of(self, job: Job) -> Callable[[], None] | None:
         try:
-            image = self._spec.dataset.image(planned.instance)
+            image = self._options.dataset.image(job.instance)
             if self._closed or not isinstance(image, str):
                 return None
-            over: Callable[[], None] = self._expect(image, self._spec.platform)
+            release: Callable[[], None] = self._expect_image(image, self._options.platform)
         except BaseException:
-            logger.debug("instance %s: its image is not expected", planned.instance_id, exc_info=True)
+            logger.debug("instance %s: its image is not expected", job.instance_id, exc_info=True)
             return None
-        return over
+        return release

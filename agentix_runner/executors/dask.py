@@ -4,6 +4,8 @@ What the rollouts share goes to each worker once, as a worker plugin; Dask gives
 The plugin is also how an end reaches what is running. A stop is told to it, so that rollouts still come back and
 nothing is left when the run returns. Where the process that started the run is gone, Dask takes back the tasks, and the
 plugin sees that: cancelling a running task does nothing else.
+
+`Rollouts` and what is below it run on the workers.
 """
 
 from __future__ import annotations
@@ -15,25 +17,24 @@ import sys
 import time
 from collections.abc import Callable, Sequence
 from concurrent import futures
-from concurrent.futures import Executor, Future
-from typing import TYPE_CHECKING, Any, TypeVar, cast
+from concurrent.futures import Future
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from distributed import KilledWorker, Reschedule, WorkerPlugin, get_worker
 from distributed.utils import sync
 
 from .._version import __version__
 from ..errors import BadAdapter, BadArgument, WorkerDied, describe
-from ..records import Rollout
-from ..rollout.phases import Item, Spec
-from ..rollout.result import fail
+from ..records import RetryPolicy
+from ..rollout.job import Job, Options
+from ..rollout.result import record_failure
 from ..threads import DaemonExecutor
-from .elsewhere import Elsewhere
-from .remote_job import Outcome, Workplace, pack, pack_instance
+from .handover import Handover
+from .processes import ProcessExecutor
+from .remote_job import JobResult, JobRunner, pack
 
 if TYPE_CHECKING:
     from distributed import Client, Worker
-
-    from ..batch.checks import Planned
 
 logger = logging.getLogger("agentix_runner")
 
@@ -55,93 +56,73 @@ JOINING_S = 10.0
 """How long (seconds) a worker that has just joined may take to get what the rollouts share."""
 
 
-class Dask(Elsewhere):
-    """A place: the workers of a Dask cluster, by way of `client.get_executor(...)`."""
+class DaskExecutor(ProcessExecutor):
+    """Runs rollouts on the workers of a Dask cluster, by way of `client.get_executor(...)`."""
 
-    def __init__(
-        self, executor: Executor, spec: Spec, *, n_concurrent: int, keeps: bool, jobs: Sequence[Planned]
-    ) -> None:
-        super().__init__(executor, spec, n_concurrent=n_concurrent, keeps=keeps, jobs=jobs)
-        self._dask = cast(Any, executor)
-        self._client: Client = self._dask._client
+    def __init__(self, options: Options, jobs: Sequence[Job]) -> None:
+        super().__init__(options, jobs)
+        self._client: Client = self.executor._client
         self._name = f"agentix-{secrets.token_hex(6)}-{self._client.id}"
+        self._attempts = (options.retry or RetryPolicy()).attempts
         self._prepared = False
         self._stuck = False
-        self._counts = True
-        self._parcel = pack(spec, keeps=keeps)
-        check_offers(self._client, self._dask._kwargs)
+        check_offers(self._client, self.executor._kwargs)
+
+    def pack(self) -> bytes:
+        """With the user's own modules, which workers may lack; where something of them can't be sent (a client, a
+        lock), workers must have them."""
+        try:
+            return pack(self.options, own_modules=True)
+        except BadArgument:
+            return pack(self.options)
 
     def prepare(self) -> None:
         self._prepared = True
         try:
-            self._look_around()
-            self._install_any()
+            counts = self._look_around()
+            plugin = Rollouts(self.parcel, self.run_id, self._name, counts=counts)
+            _ask(lambda: self._client.register_plugin(plugin, name=self._name), INSTALL_S)
         except futures.TimeoutError:
             self._stuck = True
             raise BadArgument(
                 "a Dask worker does not answer: see the workers' logs, and end the one that is stuck"
             ) from None
-
-    def _install_any(self) -> None:
-        try:
-            if _workers(self._client):
-                self._install(self._parcel)
-            else:
-                self._install(self._parcel, *self._with_modules())  # nobody is there yet to say what is lacking
-        except ModuleNotFoundError:
-            # The user's own modules are not there; they can go along. Not at once: where a module is there, its
-            # globals (a client, a lock) need not be pickled.
-            self._install(pack(self.spec, keeps=self.keeps, own_modules=True))
-
-    def _with_modules(self) -> list[bytes]:
-        try:
-            return [pack(self.spec, keeps=self.keeps, own_modules=True)]
-        except BadArgument:
-            return []
-
-    def _install(self, *parcels: bytes) -> None:
-        plugin = Rollouts(parcels, self.run.run_id, self._name, counts=self._counts)
-        try:
-            _ask(lambda: self._client.register_plugin(plugin, name=self._name), INSTALL_S)
-        except futures.TimeoutError:
-            raise
-        except ModuleNotFoundError as exc:
-            if parcels == (self._parcel,):
-                raise
-            raise _cant_load(exc) from exc
         except Exception as exc:
             raise _cant_load(exc) from exc
 
-    def _look_around(self) -> None:
-        """Remove what runs have left there that were killed, and see how often Dask tries a task by itself."""
+    def _look_around(self) -> bool:
+        """Remove what runs have left there that were killed. Whether Dask by itself tries a task more often than is
+        wanted when its workers die."""
+        client: Any = self._client
         try:
-            client: Any = self._client
             left_behind, dask_tries = _ask(lambda: client.run_on_scheduler(_look_around), RPC_S)
-            self._counts = dask_tries > self.spec.retry.attempts
             for name in left_behind:
                 self._forget(name)
         except futures.TimeoutError:
             raise
         except Exception as exc:  # a scheduler without agentix-runner, say
             logger.debug("the Dask cluster can't be cleaned up: %s", describe(exc))
+            return True
+        return bool(dask_tries > self._attempts)
 
     def _forget(self, name: str) -> None:
         client: Any = self._client
         _ask(lambda: client.set_metadata([name], None), RPC_S)
         _ask(lambda: client.unregister_worker_plugin(name), RPC_S)
 
-    def send(self, name: str, item: Item) -> Future[Outcome]:
-        key = f"{self._name}-{name}"
-        instance = pack_instance(item.instance, item.instance_id)
-        future: Future[Outcome] = self._dask.submit(
-            run_on_worker, self._name, name, instance, item.instance_id, item.attempt, key=key
-        )
+    def new_handover(self) -> Handover:
+        dropped = "the connection to the Dask scheduler was lost, or the client was closed"
+        return Handover(self.run_stop, dropped=dropped, look=self._look)
+
+    def submit(self, job: Job, instance: bytes) -> Future[JobResult]:
+        key = f"{self._name}-{job.number}"
+        future: Future[JobResult] = self.executor.submit(run_on_worker, self._name, job, instance, key=key)
         return future
 
     def reach(self) -> None:
         if self._client.status != "running":
             return
-        running: dict[str, list[str]] = {}
+        running: dict[str, list[int]] = {}
         try:
             running = _ask(lambda: self._client.run(_stop, self._name, on_error="ignore"), TOLD_S)
         except futures.TimeoutError:
@@ -149,18 +130,14 @@ class Dask(Elsewhere):
             logger.warning("not all Dask workers have answered that they stop; what they run is left to them")
         # What waits for a worker would wait on. What has just ended may be on its way.
         time.sleep(ON_THE_WAY_S)
-        self.take_back(but={name for names in running.values() for name in names})
+        self.handover.cancel(but={number for numbers in running.values() for number in numbers})
 
     def explain(self, error: BaseException) -> BaseException:
         if isinstance(error, KilledWorker):
-            tries = error.allowed_failures + 1
-            return WorkerDied(f"the workers that ran it are gone, {tries} in a row: see their logs", tries=tries)
+            return _workers_died(error.allowed_failures + 1)
         return super().explain(error)
 
-    def dropped(self) -> str:
-        return "the connection to the Dask scheduler was lost, or the client was closed"
-
-    def look(self) -> None:
+    def _look(self) -> None:
         if self._client.status == "running" and not _workers(self._client):
             logger.warning("the Dask cluster has no workers; the run goes on when there are some")
 
@@ -221,6 +198,10 @@ def _cant_load(exc: Exception) -> BadArgument:
     )
 
 
+def _workers_died(tries: int) -> WorkerDied:
+    return WorkerDied(f"the workers that ran it are gone, {tries} in a row: see their logs", tries=tries)
+
+
 def _look_around(dask_scheduler: Any) -> tuple[list[str], int]:
     """On the scheduler: the names of runs whose client is gone, and how often a task is tried whose workers die."""
     runs = [name for name in dask_scheduler.worker_plugins if name.startswith("agentix-")]
@@ -232,85 +213,74 @@ def _look_around(dask_scheduler: Any) -> tuple[list[str], int]:
 
 
 class Rollouts(WorkerPlugin):
-    """What one worker has of a run: the workplace, and an ear for tasks that are taken back.
+    """What one worker has of a run: what runs its rollouts, and an ear for tasks that are taken back.
 
-    `parcels` hold the same: the first that can be loaded is used. `counts`: whether tries are counted here, since Dask
-    would try more often than is wanted.
+    `counts`: whether tries are counted here, since Dask would try more often than is wanted.
     """
 
-    def __init__(self, parcels: Sequence[bytes], run_id: str, name: str, *, counts: bool) -> None:
+    def __init__(self, parcel: bytes, run_id: str, name: str, *, counts: bool) -> None:
         self.name = name
         self.counts = counts
-        self._parcels = parcels
+        self._parcel = parcel
         self._run_id = run_id
         self._version = (__version__, sys.version_info[:2])
-        self.place: Workplace | None = None
+        self.runner: JobRunner | None = None
         self.error: Exception | None = None
         self.leaving = False
 
     def setup(self, worker: Worker) -> None:
+        here = (__version__, sys.version_info[:2])
         try:
-            self.place = self._open()
+            if self._version != here:
+                raise BadArgument(
+                    "a Dask worker has {} on Python {}.{}, and this process {} on Python {}.{}: make them the "
+                    "same".format(here[0], *here[1], self._version[0], *self._version[1])
+                )
+            self.runner = JobRunner(self._parcel, self._run_id)
         except Exception as exc:
             self.error = exc
             raise
 
-    def _open(self) -> Workplace:
-        here = (__version__, sys.version_info[:2])
-        if self._version != here:
-            raise BadArgument(
-                "a Dask worker has {} on Python {}.{}, and this process {} on Python {}.{}: make them the same".format(
-                    here[0], *here[1], self._version[0], *self._version[1]
-                )
-            )
-        *others, last = self._parcels
-        for parcel in others:
-            with contextlib.suppress(ModuleNotFoundError):
-                return Workplace(parcel, self._run_id)
-        return Workplace(last, self._run_id)
-
     def teardown(self, worker: Worker) -> None:
         self.leaving = True
-        if self.place is not None:
-            self.place.stop()
+        if self.runner is not None:
+            self.runner.close()
 
     def transition(self, key: Any, start: str, finish: str, **kwargs: Any) -> None:
         # A task that is still running is released when nobody wants it any more.
-        if finish == "released" and self.place is not None and str(key).startswith(self.name):
-            self.place.stop(str(key).removeprefix(f"{self.name}-"))
+        if finish == "released" and self.runner is not None and str(key).startswith(f"{self.name}-"):
+            self.runner.stop(int(str(key).removeprefix(f"{self.name}-")))
 
 
-def run_on_worker(run: str, name: str, instance: bytes, instance_id: str, attempt: int) -> Outcome:
+def run_on_worker(run: str, job: Job, instance: bytes) -> JobResult:
     """Run one rollout on this worker.
 
     Raises: Reschedule, where the worker leaves before the rollout has ended; BadAdapter, where it can run none.
     """
     worker = get_worker()
-    plugin, place = _of_run(worker, run)
-    tries = _count(worker, run, name) if plugin.counts else 1
-    most = place.spec.retry.attempts
+    plugin, runner = _of_run(worker, run)
+    most = (runner.options.retry or RetryPolicy()).attempts
+    tries = _count(worker, run, job.number) if plugin.counts else 1
     if tries > most:
-        rollout = Rollout(instance_id, attempt=attempt, model=place.spec.model)
-        fail(
-            rollout,
-            "session",
-            WorkerDied(f"the workers that ran it are gone, {most} in a row: see their logs", tries=most),
-        )
-        return Outcome(rollout)
+        rollout = job.new_rollout(runner.options.model)
+        record_failure(rollout, "session", _workers_died(most))
+        return JobResult(rollout=rollout)
     if tries > 1:
-        logger.warning("instance %s: the worker that ran it is gone; this is try %d of %d", instance_id, tries, most)
-    outcome = place.run(name, instance, instance_id, attempt)
-    if plugin.leaving and not outcome.rollout.ran:
+        logger.warning(
+            "instance %s: the worker that ran it is gone; this is try %d of %d", job.instance_id, tries, most
+        )
+    result = runner.run(job, instance)
+    if plugin.leaving and not result.rollout.ran:
         raise Reschedule
-    return outcome
+    return result
 
 
-def _of_run(worker: Worker, run: str) -> tuple[Rollouts, Workplace]:
+def _of_run(worker: Worker, run: str) -> tuple[Rollouts, JobRunner]:
     until = time.monotonic() + JOINING_S
     while True:
         plugin = worker.plugins.get(run)
-        if isinstance(plugin, Rollouts) and plugin.place is not None:
-            return plugin, plugin.place
+        if isinstance(plugin, Rollouts) and plugin.runner is not None:
+            return plugin, plugin.runner
         if isinstance(plugin, Rollouts) and plugin.error is not None:
             raise BadAdapter(str(_cant_load(plugin.error)))
         if time.monotonic() > until:
@@ -318,22 +288,23 @@ def _of_run(worker: Worker, run: str) -> tuple[Rollouts, Workplace]:
         time.sleep(0.05)
 
 
-def _count(worker: Worker, run: str, name: str) -> int:
-    """Which try at the task this is. The scheduler keeps the count, which outlives the workers."""
+def _count(worker: Worker, run: str, number: int) -> int:
+    """Which try at the rollout this is. The scheduler keeps the count, which outlives the workers."""
 
     def ask(question: Callable[..., Any], **kwargs: Any) -> Any:
         return sync(worker.loop, question, callback_timeout=RPC_S, **kwargs)
 
+    keys = [run, str(number)]
     tries = 1
     with contextlib.suppress(Exception):  # the scheduler is gone, and nobody will get the outcome
-        tries = ask(worker.scheduler.get_metadata, keys=[run, name], default=0) + 1
-        ask(worker.scheduler.set_metadata, keys=[run, name], value=tries)
+        tries = ask(worker.scheduler.get_metadata, keys=keys, default=0) + 1
+        ask(worker.scheduler.set_metadata, keys=keys, value=tries)
     return tries
 
 
-def _stop(run: str, dask_worker: Worker) -> list[str]:
-    """On a worker: stop what is running there. Gives its names."""
+def _stop(run: str, dask_worker: Worker) -> list[int]:
+    """On a worker: stop what is running there. Gives the numbers of it."""
     plugin = dask_worker.plugins.get(run)
-    if isinstance(plugin, Rollouts) and plugin.place is not None:
-        return plugin.place.stop()
+    if isinstance(plugin, Rollouts) and plugin.runner is not None:
+        return plugin.runner.stop()
     return []

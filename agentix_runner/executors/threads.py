@@ -1,110 +1,116 @@
-"""Rollouts on threads of this process: a pool of one's own, or one that was handed in.
-
-Each of the pool's threads supervises one slot (see deadline.py).
-"""
+"""Rollouts in this process: each is supervised by the thread that asks for it, and runs on the thread of a slot."""
 
 from __future__ import annotations
 
 import contextvars
-import threading
 import time
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from functools import partial
-from typing import TYPE_CHECKING
 
-from attrs import evolve
-
-from ..batch.prefetch import Ahead
-from ..records import Rollout
-from ..rollout.phases import Item, Spec, run_on_slot
-from ..rollout.result import fail
-from ..rollout.slots import Clock, Job, Slot
-
-if TYPE_CHECKING:
-    from .executor import Run
+from ..records import Rollout, Timeouts
+from ..rollout import slots
+from ..rollout.job import Job, Options, Sink, Stop
+from ..rollout.phases import Adapters, run_on_slot
+from ..rollout.result import record_failure
+from ..rollout.slots import Slot, Supervision
+from .handover import Handover
 
 
-class Threads:
-    """A place: threads of this process. Ends its slots, and its pool unless that is somebody else's."""
+class ThreadExecutor:
+    """Runs rollouts in this process, as many at once as threads ask for one."""
 
     is_here = True
 
-    def __init__(self, pool: ThreadPoolExecutor | None, spec: Spec, *, n_concurrent: int) -> None:
-        self.needs_loop = spec.needs_loop
-        # A pool of its own has the threads that the run may use, and queues the rest. In another's the run holds back.
-        self.limit = float("inf") if pool is None else n_concurrent
-        self._n_concurrent = n_concurrent
-        self._given = pool
-        self._pool = pool
-        self._spec = spec
-        self._clock = Clock(spec.timeouts)
-        self._live: set[Job] = set()
+    def __init__(self, options: Options) -> None:
+        self._adapters = Adapters(options)
+        self._limits = slots.limits_of(options.timeouts or Timeouts())
+        self._running: set[Supervision] = set()
         self._slots: set[Slot] = set()
-        self._mine = threading.local()
-        self._waiting: set[Future[Rollout]] = set()
+        self._idle: list[Slot] = []  # those without work, for whoever comes next
+        self._ended = False
 
-    def start(self, run: Run) -> None:
-        self._run = run
-        self._spec = evolve(self._spec, run_id=run.run_id)
+    @property
+    def needs_loop(self) -> bool:
+        return self._adapters.needs_loop
+
+    def start(self, run_id: str, stop: Stop) -> None:
+        self._adapters.run_id = run_id
+        self._stop = stop
         self._context = contextvars.copy_context()
-        self._ahead = Ahead(self._spec, run.coming, self._context.copy())
-        if self._pool is None:
-            self._pool = ThreadPoolExecutor(self._n_concurrent, thread_name_prefix="agentix-supervisor")
 
-    def submit(self, item: Item) -> Future[Rollout]:
-        assert self._pool is not None
-        item.shared = self
-        future = self._pool.submit(self._supervise, item, self._context.copy())
-        future.add_done_callback(lambda _: self._ahead.over(item.instance_id, item.attempt))
-        if self._given is not None:
-            self._waiting.add(future)
-            future.add_done_callback(self._waiting.discard)
-        return future
+    def run(self, job: Job, sink: Sink) -> Rollout:
+        return self.supervise(job, sink, self._stop, self._context.copy())
+
+    def supervise(self, job: Job, sink: Sink, stop: Stop, context: contextvars.Context) -> Rollout:
+        """Run one rollout to its outcome, which `stop` may bring about early."""
+        rollout = job.new_rollout(self._adapters.options.model)
+        rollout.started_at = time.time()
+        supervision = Supervision(rollout, self._limits, stop)
+        slot = self._take_slot()
+        self._running.add(supervision)
+        try:
+            if slot.run(partial(run_on_slot, self._adapters, job, sink, supervision), supervision, context):
+                self._idle.append(slot)
+                if self._ended:
+                    self.end()  # which may not have seen this one
+            else:
+                self._slots.discard(slot)
+                record_failure(supervision.rollout, supervision.phase, supervision.ending or stop.error())
+        finally:
+            self._running.discard(supervision)
+        return supervision.rollout
 
     def stop(self) -> None:
-        for job in list(self._live):
-            job.wake()
-        if self._given is None:
-            if self._pool is not None:
-                self._pool.shutdown(wait=False, cancel_futures=True)
-        else:
-            # It may be busy with something else: what waits in it is taken back.
-            for future in list(self._waiting):
-                future.cancel()
+        for supervision in list(self._running):
+            supervision.wake()
+
+    def end(self) -> None:
+        """Let the threads of slots without work end, now and from now on. Waits for nothing."""
+        self._ended = True
+        with suppress(IndexError):
+            while True:
+                self._idle.pop().close()
 
     def close(self) -> None:
-        if self._pool is not None and self._given is None:
-            self._pool.shutdown(wait=False, cancel_futures=True)
-        self._ahead.close()
-        for slot in list(self._slots):
-            slot.close()
-        until = time.monotonic() + self._clock.grace
+        self.end()
+        until = time.monotonic() + slots.GRACE_S
         for slot in list(self._slots):
             slot.join(max(until - time.monotonic(), 0))
-        self._ahead.join(max(until - time.monotonic(), 0))
 
-    def _supervise(self, item: Item, context: contextvars.Context) -> Rollout:
-        rollout = item.new_rollout(self._spec.model)
-        if self._run.stopping.is_set():
-            fail(rollout, "session", self._run.stopped())
-            return rollout
-        rollout.started_at = time.time()
-        job = Job(rollout, self._clock, self._run.stopping, self._run.stopped)
-        self._live.add(job)
+    def _take_slot(self) -> Slot:
         try:
-            slot = self._slot()
-            if not slot.supervise(item, job, context):
-                self._slots.discard(slot)
-                del self._mine.slot
-                fail(job.rollout, job.phase, job.ending or self._run.stopped())
-        finally:
-            self._live.discard(job)
-            item.done()
-        return job.rollout
-
-    def _slot(self) -> Slot:
-        slot: Slot | None = getattr(self._mine, "slot", None)
-        if slot is None:
-            slot = self._mine.slot = Slot(partial(run_on_slot, self._spec))
+            return self._idle.pop()
+        except IndexError:
+            slot = Slot()
             self._slots.add(slot)
-        return slot
+            return slot
+
+
+class PoolExecutor(ThreadExecutor):
+    """The same, but the threads of somebody's pool supervise. The pool is left as it is."""
+
+    def __init__(self, options: Options, pool: ThreadPoolExecutor) -> None:
+        super().__init__(options)
+        self._pool = pool
+
+    def start(self, run_id: str, stop: Stop) -> None:
+        super().start(run_id, stop)
+        self._handover = Handover(stop)
+
+    def run(self, job: Job, sink: Sink) -> Rollout:
+        run = super().run
+        future = self._handover.wait(job.number, lambda: self._pool.submit(run, job, sink))
+        if future is not None:
+            return future.result()
+        rollout = job.new_rollout(self._adapters.options.model)
+        record_failure(rollout, "session", self._stop.error())
+        return rollout
+
+    def stop(self) -> None:
+        super().stop()
+        self._handover.cancel()
+
+    def close(self) -> None:
+        self._handover.release()
+        super().close()

@@ -13,7 +13,6 @@ import functools
 import inspect
 import logging
 import sys
-import threading
 from collections.abc import Callable, Coroutine
 from concurrent.futures import CancelledError as FutureCancelled
 from concurrent.futures import Future
@@ -28,10 +27,6 @@ T = TypeVar("T")
 
 LEFT_OVER_S = 2.0
 """How long (seconds) cancelled left-overs of a rollout, tasks or threads, may take to end before it goes on without."""
-
-
-class NeedsLoop(BaseException):
-    """Raised by `enter` where a provider turns out to be async and no loop is running: run the rollout on one."""
 
 
 def is_async(fn: Any) -> bool:
@@ -75,86 +70,50 @@ def in_loop() -> bool:
     return asyncio._get_running_loop() is not None
 
 
-# ---------------------------------------------------------------- sessions
-
-
-class Session:
-    """A provider's session, sync or async, entered once and exited once, by whoever comes first."""
-
-    def __init__(self, manager: Any) -> None:
-        kind = type(manager)
-        can_sync, can_async = hasattr(kind, "__enter__"), hasattr(kind, "__aenter__")
-        if not can_sync and not can_async:
-            raise BadAdapter(
-                f"provider.session() returned {kind.__name__}, which is no context manager: "
-                "decorate it with contextlib.contextmanager or asynccontextmanager"
-            )
-        self.is_async = can_async and (in_loop() or not can_sync)
-        self.is_async_only = not can_sync
-        if self.is_async and not in_loop():
-            raise NeedsLoop
-        self._manager = manager
-        self._exiting = threading.Lock()
-
-    async def enter(self) -> Any:
-        if self.is_async:
-            return await self._manager.__aenter__()
-        return self._manager.__enter__()
-
-    async def exit(self) -> None:
-        """Leave the session. Does nothing if that has been done or is being done elsewhere."""
-        if self._exiting.acquire(blocking=False):
-            if self.is_async:
-                await self._manager.__aexit__(None, None, None)
-            else:
-                self._manager.__exit__(None, None, None)
-
-    def exit_from_elsewhere(self) -> None:
-        """The same from another thread, for a sync session whose own thread is stuck in code that does not return."""
-        if not self.is_async and self._exiting.acquire(blocking=False):
-            self._manager.__exit__(None, None, None)
-
-
 # ---------------------------------------------------------------- the two views of a sandbox
 
 
-class AwaitableSandbox:
-    """A blocking sandbox as an async method sees it: `remote` is awaitable, everything else is the sandbox's own."""
+class _View:
+    """Somebody's sandbox or tunnel, of which a subclass shows something else; the rest shows through."""
 
-    def __init__(self, sandbox: Any) -> None:
-        self._sandbox = sandbox
+    def __init__(self, inner: Any) -> None:
+        self._inner = inner
+
+    def __repr__(self) -> str:
+        return repr(self._inner)
 
     def __getattr__(self, name: str) -> Any:
-        return getattr(self._sandbox, name)
+        return getattr(self._inner, name)
+
+
+class AwaitableSandbox(_View):
+    """A blocking sandbox as an async method sees it: `remote` is awaitable, everything else is the sandbox's own."""
 
     async def remote(self, fn: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Any:
-        submit = getattr(self._sandbox, "submit", None)
+        submit = getattr(self._inner, "submit", None)
         if submit is not None:
             return await asyncio.wrap_future(submit(fn, *args, **kwargs))
-        call = functools.partial(contextvars.copy_context().run, self._sandbox.remote, fn, *args, **kwargs)
+        call = functools.partial(contextvars.copy_context().run, self._inner.remote, fn, *args, **kwargs)
         return await asyncio.get_running_loop().run_in_executor(None, call)
 
     def tunnel(self, upstream: str, **options: Any) -> Any:
         """The sandbox's own tunnel, for `async with`."""
-        tunnel = self._sandbox.tunnel(upstream, **options)
+        tunnel = self._inner.tunnel(upstream, **options)
         return AwaitableTunnel(tunnel) if hasattr(type(tunnel), "__enter__") else tunnel
 
 
-class BlockingSandbox:
+class BlockingSandbox(_View):
     """An async sandbox as a plain method sees it: `remote` blocks. For use from any thread but the loop's own."""
 
     def __init__(self, sandbox: Any) -> None:
-        self._sandbox = sandbox
+        super().__init__(sandbox)
         self._loop = asyncio.get_running_loop()
         self._calls: set[Future[Any]] = set()
         self._over = False
 
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._sandbox, name)
-
     def remote(self, fn: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Any:
         async def call() -> Any:
-            return await self._sandbox.remote(fn, *args, **kwargs)
+            return await self._inner.remote(fn, *args, **kwargs)
 
         if self._over:
             raise SandboxDied("the sandbox's session is over: don't call remote() after the method has ended")
@@ -171,7 +130,7 @@ class BlockingSandbox:
 
     def tunnel(self, upstream: str, **options: Any) -> Any:
         """The sandbox's own tunnel, for `with`."""
-        tunnel = self._sandbox.tunnel(upstream, **options)
+        tunnel = self._inner.tunnel(upstream, **options)
         return BlockingTunnel(tunnel, self._loop) if hasattr(type(tunnel), "__aenter__") else tunnel
 
     def end(self) -> None:
@@ -184,20 +143,11 @@ class BlockingSandbox:
 # ---------------------------------------------------------------- the two views of a tunnel
 
 
-class AwaitableTunnel:
+class AwaitableTunnel(_View):
     """A blocking tunnel as an async method sees it: `async with`, and everything else is the tunnel's own."""
 
-    def __init__(self, tunnel: Any) -> None:
-        self._tunnel = tunnel
-
-    def __repr__(self) -> str:
-        return repr(self._tunnel)
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._tunnel, name)
-
     async def __aenter__(self) -> str:
-        opening = asyncio.get_running_loop().run_in_executor(None, self._tunnel.__enter__)
+        opening = asyncio.get_running_loop().run_in_executor(None, self._inner.__enter__)
         try:
             url: str = await asyncio.shield(opening)
         except asyncio.CancelledError:
@@ -210,24 +160,21 @@ class AwaitableTunnel:
         await asyncio.shield(self._leave(*exc))
 
     def _leave(self, *exc: object) -> asyncio.Future[Any]:
-        return asyncio.get_running_loop().run_in_executor(None, self._tunnel.__exit__, *exc)
+        return asyncio.get_running_loop().run_in_executor(None, self._inner.__exit__, *exc)
 
 
-class BlockingTunnel:
+class BlockingTunnel(_View):
     """An async tunnel as a plain method sees it: `with`, and everything else is the tunnel's own."""
 
     def __init__(self, tunnel: Any, loop: asyncio.AbstractEventLoop) -> None:
-        self._tunnel = tunnel
+        super().__init__(tunnel)
         self._loop = loop
 
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._tunnel, name)
-
     def __enter__(self) -> Any:
-        return asyncio.run_coroutine_threadsafe(self._tunnel.__aenter__(), self._loop).result()
+        return asyncio.run_coroutine_threadsafe(self._inner.__aenter__(), self._loop).result()
 
     def __exit__(self, *exc: object) -> None:
-        asyncio.run_coroutine_threadsafe(self._tunnel.__aexit__(*exc), self._loop).result()
+        asyncio.run_coroutine_threadsafe(self._inner.__aexit__(*exc), self._loop).result()
 
 
 # ---------------------------------------------------------------- calling an adapter's method
@@ -288,12 +235,12 @@ def _boxed(
         return None, exc
 
 
-async def sleep(seconds: float, stop: threading.Event) -> None:
-    """Wait `seconds`, less if `stop` is set meanwhile. On a loop it is the task's cancellation that ends it early."""
+async def sleep(seconds: float, wait: Callable[[float], object]) -> None:
+    """Wait `seconds`. With no loop `wait` does it, which may end early; a task's cancellation does on one."""
     if in_loop():
         await asyncio.sleep(seconds)
     else:
-        stop.wait(seconds)
+        wait(seconds)
 
 
 # ---------------------------------------------------------------- the loop of a slot

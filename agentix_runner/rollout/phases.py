@@ -1,265 +1,224 @@
-"""The choreography of one rollout, from its first sandbox to its last. Read `_rollout` top to bottom.
+"""The phases of one rollout, from its first sandbox to its last. Read `_Rollout.run` top to bottom.
 
     session (retried) -> setup -> solve -> remove the sandbox -> session (retried) -> score -> remove the sandbox
 
-It is a coroutine so that plain and async adapters share it; where nothing is async no event loop takes part (see
-bridge.py). Which thread it is on and what ends its phases is deadline.py.
+They are coroutines so that plain and async adapters share them; where nothing is async no event loop takes part (see
+bridge.py). Which thread they run on, and what ends a phase, is slots.py.
 """
 
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Coroutine, Mapping
-from typing import Any, Protocol
-
-from attrs import field, frozen
+from collections.abc import Coroutine, Mapping
+from typing import Any
 
 from ..errors import BadOutcome, PhaseTimeout, Stopped
-from ..records import Failure, Resource, RetryPolicy, Rollout, SandboxConfig, Timeouts
-from .bridge import Method, NeedsLoop, Session, drive, is_async_provider, is_async_sandbox, uncancel
-from .result import fail, take_agent_result, take_score, take_setup, tell
-from .retry import retrying
-from .slots import Abandoned, Job, Slot
+from ..records import Failure, Resource, RetryPolicy, SandboxConfig
+from .bridge import Method, drive, is_async_provider, is_async_sandbox, uncancel
+from .job import Job, Options, Sink
+from .result import failure_of, record_failure, take_agent_result, take_score, take_setup
+from .retry import NeedsLoop, Session, retrying
+from .slots import Abandoned, Slot, Supervision
 
 logger = logging.getLogger("agentix_runner")
 
 
-@frozen(kw_only=True)
-class Spec:
-    """What every rollout of a run shares. Nothing in it changes while the run goes on."""
+class Adapters:
+    """The dataset, agent and provider of a run, ready to be called: made once in each process that runs rollouts.
 
-    dataset: Any
-    agent: Any
-    provider: Any
-    bundle: str | None
-    model: str | None
-    platform: str | None
-    score: bool
-    timeouts: Timeouts
-    retry: RetryPolicy
-    run_id: str = ""
-    setup: Method = field(init=False)
-    solve: Method = field(init=False)
-    grade: Method = field(init=False)
+    `needs_loop` says whether anything is known to be async; that a provider is may turn out when a session is made.
+    """
 
-    def __attrs_post_init__(self) -> None:
-        object.__setattr__(self, "setup", Method("setup", self.dataset.setup))
-        object.__setattr__(self, "solve", Method("solve", self.agent.solve))
-        object.__setattr__(self, "grade", Method("score", self.dataset.score))
-
-    @property
-    def needs_loop(self) -> bool:
-        """Whether anything is known to be async before a session is asked for."""
-        return is_async_provider(self.provider) or self.setup.is_async or self.solve.is_async or self.grade.is_async
+    def __init__(self, options: Options, run_id: str = "") -> None:
+        self.options = options
+        self.run_id = run_id
+        self.retry = options.retry or RetryPolicy()
+        self.setup = Method("setup", options.dataset.setup)
+        self.solve = Method("solve", options.agent.solve)
+        self.score = Method("score", options.dataset.score)
+        methods = (self.setup, self.solve, self.score)
+        self.needs_loop = is_async_provider(options.provider) or any(method.is_async for method in methods)
 
 
-class Shared(Protocol):
-    """What the rollouts of one place learn from each other."""
-
-    needs_loop: bool
-
-
-class Item:
-    """One rollout on its way: what to run, and where what it emits goes."""
-
-    __slots__ = ("attempt", "done", "emit", "instance", "instance_id", "log", "save", "shared")
-
-    def __init__(self, instance: dict[str, Any], instance_id: str, attempt: int) -> None:
-        self.instance = instance
-        self.instance_id = instance_id
-        self.attempt = attempt
-        self.emit: Callable[[str], None] = _ignore
-        self.log: Callable[[bytes], None] | None = None
-        self.save: Callable[[Mapping[str, str | bytes]], None] = _ignore
-        self.done: Callable[[], None] = _nothing
-        self.shared: Shared
-
-    def new_rollout(self, model: str | None) -> Rollout:
-        return Rollout(self.instance_id, attempt=self.attempt, model=model)
-
-
-def _ignore(value: Any) -> None:
-    """Nobody wants to know."""
-
-
-def _nothing() -> None:
-    """There is nothing to let go of."""
+def run_on_slot(adapters: Adapters, job: Job, sink: Sink, supervision: Supervision, slot: Slot) -> None:
+    """Run a rollout on its slot's thread, on the slot's loop if anything is async. Raises only Abandoned."""
+    rollout = supervision.rollout
+    try:
+        if not adapters.needs_loop:
+            try:
+                drive(_Rollout(adapters, job, sink, supervision).run())
+            except NeedsLoop:
+                adapters.needs_loop = True
+                rollout.phases.clear()
+        if adapters.needs_loop:
+            supervision.loop = slot.loop()
+            supervision.loop.run(_Rollout(adapters, job, sink, supervision).run(), supervision.escaped)
+    except Abandoned:
+        raise
+    except BaseException as exc:
+        logger.exception("instance %s: an error of the runner's own", job.instance_id)
+        record_failure(rollout, supervision.phase, exc)
+    finally:
+        supervision.loop = None
+    supervision.finish()
 
 
 class PhaseFailed(Exception):
-    """A phase of a rollout ended with `error`; `told` is all that is kept of it."""
+    """A phase of a rollout ended with `error`; `failure` is all that is kept of it."""
 
-    def __init__(self, phase: str, error: BaseException, told: Failure) -> None:
+    def __init__(self, phase: str, error: BaseException, failure: Failure | None = None) -> None:
         super().__init__(phase)
         self.phase = phase
         self.error = error
-        self.told = told
+        self.failure = failure or failure_of(phase, error)
 
 
-async def _rollout(spec: Spec, item: Item, job: Job) -> None:
-    """Run one instance to its outcome, on `job.rollout`."""
-    rollout, instance = job.rollout, item.instance
-    try:
-        await _open(spec, item, job, "agent")
+class _Rollout:
+    """One rollout on its way."""
+
+    def __init__(self, adapters: Adapters, job: Job, sink: Sink, supervision: Supervision) -> None:
+        self.adapters = adapters
+        self.options = adapters.options
+        self.job = job
+        self.sink = sink
+        self.supervision = supervision
+        # Once it is abandoned the outcome is another object: this one may still be written to.
+        self.rollout = supervision.rollout
+
+    async def run(self) -> None:
+        """Run the instance to its outcome, on `rollout`."""
+        rollout = self.rollout
         try:
-            item.emit("setup")
-            if not await _phase(job, "setup", _set_up(spec, job, instance)):
-                rollout.skipped = "setup_failed"
-                return
-            item.emit("agent")
-            await _phase(job, "agent", _solve(spec, item, job, instance))
-        finally:
-            lingering = await _close(job)
-        if not rollout.patch.strip():
-            rollout.skipped = "empty_patch"
-            return
-        if not spec.score:
-            return
-        if lingering is not None:
-            # What the agent left running could still touch the score: there is none.
-            raise lingering
-        await _open(spec, item, job, "score")
-        try:
-            item.emit("score")
-            await _phase(job, "score", _grade(spec, job, instance))
-        finally:
-            await _close(job)
-    except PhaseFailed as failed:
-        fail(rollout, failed.phase, failed.error, failed.told)
-
-
-async def _set_up(spec: Spec, job: Job, instance: dict[str, Any]) -> bool:
-    return take_setup(await spec.setup(job.sandbox, job.sandbox_is_async, instance))
-
-
-async def _solve(spec: Spec, item: Item, job: Job, instance: dict[str, Any]) -> None:
-    rollout = job.rollout  # an abandoned job's outcome is another object: this one may still be written to
-    result = await spec.solve(job.sandbox, job.sandbox_is_async, instance, model=spec.model)
-    take_agent_result(rollout, result)
-    files = getattr(result, "files", None)
-    if files:
-        item.save(files)
-
-
-async def _grade(spec: Spec, job: Job, instance: dict[str, Any]) -> None:
-    rollout = job.rollout
-    take_score(rollout, await spec.grade(job.sandbox, job.sandbox_is_async, instance, rollout.patch))
-
-
-async def _phase(job: Job, phase: str, body: Coroutine[Any, Any, Any]) -> Any:
-    """Await `body` as a phase with its limit. Raises PhaseFailed, whatever comes out of it."""
-    value, error, told = None, None, None
-    try:
-        job.begin(phase)
-    except BaseException as exc:
-        body.close()
-        if isinstance(exc, (Stopped, PhaseTimeout)):
-            raise PhaseFailed(phase, exc, tell(phase, exc)) from None
-        raise
-    try:
-        value = await body
-    except (Abandoned, GeneratorExit, NeedsLoop):
-        raise
-    except BaseException as exc:
-        # Also what is no Exception: SystemExit, KeyboardInterrupt or a cancellation that came out of an adapter.
-        error = exc
-        told = tell(phase, exc)  # within the limit: its str() is an adapter's code too
-    reason = job.end()
-    if reason is not None:
-        uncancel()
-        ending = tell(phase, reason)
-        if told is not None:
-            ending.traceback += f"\nWhat ran when it was ended:\n{told.traceback}"
-        raise PhaseFailed(phase, reason, ending) from None
-    if error is not None and told is not None:
-        raise PhaseFailed(phase, error, told) from None
-    return value
-
-
-async def _open(spec: Spec, item: Item, job: Job, phase: str) -> None:
-    """Make the sandbox for a phase, "agent" or "score": `job.sandbox`."""
-    try:
-        await _phase(job, "session", _enter(spec, item, job, phase))
-    except (PhaseFailed, Abandoned):
-        # The limit may have run out just when the sandbox was ready; an abandoned enter may still succeed, late.
-        if job.session is not None:
-            await _close(job)
-        raise
-
-
-async def _enter(spec: Spec, item: Item, job: Job, phase: str) -> None:
-    config = _config(spec, item, phase)
-
-    async def enter() -> tuple[Session, Any]:
-        session = Session(spec.provider.session(config))
-        return session, await session.enter()
-
-    session, sandbox = await retrying(enter, spec.retry, sleep=job.sleep)
-    job.opened(session, sandbox, session.is_async_only or is_async_sandbox(sandbox))
-
-
-def _config(spec: Spec, item: Item, phase: str) -> SandboxConfig:
-    image = spec.dataset.image(item.instance)
-    if not isinstance(image, str):
-        raise BadOutcome(f"image() returned {type(image).__name__}: return the image's name as a str", where="image")
-    choose = getattr(spec.dataset, "sandbox", None)
-    chosen = {} if choose is None else dict(choose(item.instance, phase) or {})
-    unknown = sorted(set(chosen) - {"resource", "env", "network"})
-    if unknown:
-        raise BadOutcome(f"sandbox() returned {unknown[0]!r}: it may give resource, env and network", where="sandbox")
-    if isinstance(chosen.get("resource"), Mapping):
-        chosen["resource"] = Resource(**chosen["resource"])
-    return SandboxConfig(
-        image=image,
-        bundle=spec.bundle,
-        platform=spec.platform,
-        labels={
-            "run_id": spec.run_id,
-            "instance_id": item.instance_id,
-            "attempt": str(item.attempt),
-            "phase": phase,
-        },
-        on_log=item.log,
-        **chosen,
-    )
-
-
-async def _close(job: Job) -> PhaseFailed | None:
-    """Remove the sandbox. Returns what went wrong: it never replaces the rollout's own outcome."""
-    session = job.session
-    assert session is not None
-    try:
-        await _phase(job, "teardown", session.exit())
-    except PhaseFailed as failed:
-        logger.warning("instance %s: removing its sandbox failed: %s", job.rollout.instance_id, failed.told.traceback)
-        return failed
-    except Abandoned:
-        await session.exit()
-        raise
-    finally:
-        job.closed()
-    return None
-
-
-def run_on_slot(spec: Spec, item: Item, job: Job, slot: Slot) -> None:
-    """Run a rollout on its slot's thread, on the slot's loop if anything is async. Raises only Abandoned."""
-    rollout = job.rollout
-    try:
-        if not item.shared.needs_loop:
+            await self._open("agent")
             try:
-                drive(_rollout(spec, item, job))
-            except NeedsLoop:
-                # A provider that can't be told to be async before it is asked for a session.
-                item.shared.needs_loop = True
-                rollout.phases.clear()
-        if item.shared.needs_loop:
-            job.loop = slot.loop()
-            job.loop.run(_rollout(spec, item, job), job.escaped)
-    except Abandoned:
-        raise
-    except BaseException as exc:
-        logger.exception("instance %s: an error of the runner's own", item.instance_id)
-        fail(rollout, job.phase, exc)
-    finally:
-        job.loop = None
-    job.finish()
+                if not await self._phase("setup", self._set_up()):
+                    rollout.skipped = "setup_failed"
+                    return
+                await self._phase("agent", self._solve())
+            finally:
+                not_removed = await self._close()
+            if not rollout.patch.strip():
+                rollout.skipped = "empty_patch"
+                return
+            if not self.options.score:
+                return
+            if not_removed is not None:
+                # What the agent left running could still touch the score: there is none.
+                raise not_removed
+            await self._open("score")
+            try:
+                await self._phase("score", self._score())
+            finally:
+                await self._close()
+        except PhaseFailed as failed:
+            record_failure(rollout, failed.phase, failed.error, failed.failure)
+
+    async def _set_up(self) -> bool:
+        return take_setup(await self.adapters.setup(*self._sandbox, self.job.instance))
+
+    async def _solve(self) -> None:
+        result = await self.adapters.solve(*self._sandbox, self.job.instance, model=self.options.model)
+        take_agent_result(self.rollout, result)
+        files = getattr(result, "files", None)
+        if files:
+            self.sink.save(files)
+
+    async def _score(self) -> None:
+        take_score(self.rollout, await self.adapters.score(*self._sandbox, self.job.instance, self.rollout.patch))
+
+    @property
+    def _sandbox(self) -> tuple[Any, bool]:
+        return self.supervision.sandbox, self.supervision.sandbox_is_async
+
+    async def _phase(self, phase: str, body: Coroutine[Any, Any, Any]) -> Any:
+        """Await `body` as a phase with its limit. Raises PhaseFailed, whatever comes out of it."""
+        value, failed = None, None
+        if phase in ("setup", "agent", "score"):
+            self.sink.event(phase)
+        try:
+            self.supervision.begin(phase)
+        except BaseException as exc:
+            body.close()
+            if isinstance(exc, (Stopped, PhaseTimeout)):
+                raise PhaseFailed(phase, exc) from None
+            raise
+        try:
+            value = await body
+        except (Abandoned, GeneratorExit, NeedsLoop):
+            raise
+        except BaseException as exc:
+            # Also what is no Exception: SystemExit, KeyboardInterrupt or a cancellation that came out of an adapter.
+            failed = PhaseFailed(phase, exc)  # within the limit: its str() is an adapter's code too
+        reason = self.supervision.end()
+        if reason is not None:
+            uncancel()
+            ended = PhaseFailed(phase, reason)
+            if failed is not None:
+                ended.failure.traceback += f"\nWhat ran when it was ended:\n{failed.failure.traceback}"
+            failed = ended
+        if failed is not None:
+            raise failed from None
+        return value
+
+    async def _open(self, phase: str) -> None:
+        """Make the sandbox for a phase, "agent" or "score": `supervision.sandbox`."""
+        try:
+            await self._phase("session", self._enter(phase))
+        except (PhaseFailed, Abandoned):
+            # The limit may have run out just when the sandbox was ready; an abandoned enter may still succeed, late.
+            if self.supervision.session is not None:
+                await self._close()
+            raise
+
+    async def _enter(self, phase: str) -> None:
+        config = self._config(phase)
+
+        async def enter() -> tuple[Session, Any]:
+            session = Session(self.options.provider.session(config))
+            return session, await session.enter()
+
+        session, sandbox = await retrying(enter, self.adapters.retry, sleep=self.supervision.sleep)
+        self.supervision.opened(session, sandbox, session.is_async_only or is_async_sandbox(sandbox))
+
+    def _config(self, phase: str) -> SandboxConfig:
+        dataset, job = self.options.dataset, self.job
+        image: Any = dataset.image(job.instance)
+        if not isinstance(image, str):
+            raise BadOutcome(
+                f"image() returned {type(image).__name__}: return the image's name as a str", where="image"
+            )
+        choose = getattr(dataset, "sandbox", None)
+        chosen = {} if choose is None else dict(choose(job.instance, phase) or {})
+        unknown = sorted(set(chosen) - {"resource", "env", "network"})
+        if unknown:
+            raise BadOutcome(
+                f"sandbox() returned {unknown[0]!r}: it may give resource, env and network", where="sandbox"
+            )
+        if isinstance(chosen.get("resource"), Mapping):
+            chosen["resource"] = Resource(**chosen["resource"])
+        labels = {"run_id": self.adapters.run_id, "instance_id": job.instance_id}
+        return SandboxConfig(
+            image=image,
+            bundle=self.options.bundle,
+            platform=self.options.platform,
+            labels={**labels, "attempt": str(job.attempt), "phase": phase},
+            on_log=self.sink.log,
+            **chosen,
+        )
+
+    async def _close(self) -> PhaseFailed | None:
+        """Remove the sandbox. Returns what went wrong: it never replaces the rollout's own outcome."""
+        session = self.supervision.session
+        assert session is not None
+        try:
+            await self._phase("teardown", session.exit())
+        except PhaseFailed as failed:
+            text = failed.failure.traceback
+            logger.warning("instance %s: removing its sandbox failed: %s", self.job.instance_id, text)
+            return failed
+        except Abandoned:
+            await session.exit()
+            raise
+        finally:
+            self.supervision.closed()
+        return None

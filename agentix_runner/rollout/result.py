@@ -54,7 +54,7 @@ def take_score(rollout: Rollout, score: Any) -> None:
     rollout.score = value
 
 
-def tell(phase: str, exc: BaseException) -> Failure:
+def failure_of(phase: str, exc: BaseException) -> Failure:
     """All that is kept of `exc`, which ended `phase`. Runs its `str()`: call it where a limit holds."""
     return Failure(
         phase=phase,
@@ -65,16 +65,15 @@ def tell(phase: str, exc: BaseException) -> Failure:
     )
 
 
-def fail(rollout: Rollout, phase: str, exc: BaseException, told: Failure | None = None) -> None:
-    """Put `exc`, which ended `phase`, on the rollout; what it has already stays. `told` is what is known of it."""
+def record_failure(rollout: Rollout, phase: str, exc: BaseException, failure: Failure | None = None) -> None:
+    """Put `exc`, which ended `phase`, on the rollout; what it has already stays. `failure` is what is known of it."""
     rollout.skipped = None
     rollout.score = None
     if isinstance(exc, Stopped):
         rollout.error = f"{NOT_RUN}{exc}"
         return
-    told = told or tell(phase, exc)
-    rollout.failure = told
-    rollout.error = one_line(type(exc).__name__, told.message)
+    rollout.failure = failure or failure_of(phase, exc)
+    rollout.error = one_line(type(exc).__name__, rollout.failure.message)
 
 
 def _as_dict(info: Any) -> dict[str, Any]:

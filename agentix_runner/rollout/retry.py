@@ -1,4 +1,4 @@
-"""When the making of a sandbox is tried again: how often, how long to wait, how the wait ends early.
+"""Making a sandbox: a provider's session, sync or async, and when entering it is tried again.
 
 Only entering a session is ever retried, never what runs in it.
 """
@@ -6,17 +6,59 @@ Only entering a session is ever retried, never what runs in it.
 from __future__ import annotations
 
 import logging
+import threading
 from collections.abc import Awaitable, Callable
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import tenacity
 
-from ..errors import is_transient
+from ..errors import BadAdapter, is_transient
 from ..records import RetryPolicy
+from .bridge import in_loop
 
 logger = logging.getLogger("agentix_runner")
 
 T = TypeVar("T")
+
+
+class NeedsLoop(BaseException):
+    """Raised where a provider turns out to be async and no loop is running: run the rollout on one."""
+
+
+class Session:
+    """A provider's session, sync or async, entered once and exited once, by whoever comes first."""
+
+    def __init__(self, manager: Any) -> None:
+        kind = type(manager)
+        can_sync, can_async = hasattr(kind, "__enter__"), hasattr(kind, "__aenter__")
+        if not can_sync and not can_async:
+            raise BadAdapter(
+                f"provider.session() returned {kind.__name__}, which is no context manager: "
+                "decorate it with contextlib.contextmanager or asynccontextmanager"
+            )
+        self.is_async = can_async and (in_loop() or not can_sync)
+        self.is_async_only = not can_sync
+        if self.is_async and not in_loop():
+            raise NeedsLoop
+        self._manager = manager
+        self._exiting = threading.Lock()  # never released: taken by whoever exits
+
+    async def enter(self) -> Any:
+        if self.is_async:
+            return await self._manager.__aenter__()
+        return self._manager.__enter__()
+
+    async def exit(self) -> None:
+        """Leave the session. Does nothing if that has been done or is being done elsewhere."""
+        if not self.is_async:
+            self.exit_from_elsewhere()
+        elif self._exiting.acquire(blocking=False):
+            await self._manager.__aexit__(None, None, None)
+
+    def exit_from_elsewhere(self) -> None:
+        """The same from any thread, for a sync session whose own may be stuck in code that does not return."""
+        if not self.is_async and self._exiting.acquire(blocking=False):
+            self._manager.__exit__(None, None, None)
 
 
 async def retrying(

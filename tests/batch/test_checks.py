@@ -137,7 +137,7 @@ def test_a_retry_policy_must_make_sense(name: str, value: Any) -> None:
 
 def test_ids_may_be_numbers_and_either_key() -> None:
     """instance["instance_id"], else ["id"]; an int becomes its text."""
-    jobs = checks_module.jobs([{"instance_id": "a", "id": "b"}, {"id": 5}, {"instance_id": None, "id": "c"}], 1)
+    jobs = checks_module.jobs_of([{"instance_id": "a", "id": "b"}, {"id": 5}, {"instance_id": None, "id": "c"}], 1)
     assert [job.instance_id for job in jobs] == ["a", "5", "c"]
 
 
@@ -178,7 +178,7 @@ def test_the_soft_limit_is_left_alone_where_it_is_enough() -> None:
 def test_different_instances_of_one_id_are_told(caplog: pytest.LogCaptureFixture) -> None:
     """They count as attempts, which may not be what is meant; the same instance again is no news."""
     one = {"instance_id": "a", "n": 1}
-    assert [p.attempt for p in checks_module.jobs([one, one, dict(one)], 1)] == [0, 1, 2]
+    assert [p.attempt for p in checks_module.jobs_of([one, one, dict(one)], 1)] == [0, 1, 2]
     assert caplog.text == ""
-    assert [p.attempt for p in checks_module.jobs([one, {"instance_id": "a", "n": 2}], 1)] == [0, 1]
+    assert [p.attempt for p in checks_module.jobs_of([one, {"instance_id": "a", "n": 2}], 1)] == [0, 1]
     assert "instances that differ have the same id, 'a': they count as attempts at one" in caplog.text

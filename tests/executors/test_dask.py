@@ -383,7 +383,7 @@ def test_a_worker_that_comes_later_and_lacks_something_ends_the_run(caplog: pyte
 
 def test_a_worker_of_another_version_is_named() -> None:
     """Before anything of the user's is loaded there: between minor versions that can end the interpreter."""
-    plugin = executor_cluster.Rollouts([b"no pickle"], "run", "name", counts=False)
+    plugin = executor_cluster.Rollouts(b"no pickle", "run", "name", counts=False)
     plugin._version = ("0.0.1", (3, 9))
     with pytest.raises(BadArgument, match=r"^a Dask worker has .*, and this process 0\.0\.1 on Python 3\.9: make them"):
         plugin.setup(None)
