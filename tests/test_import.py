@@ -9,27 +9,14 @@ from .support.processes import python
 
 # Not yet as it should be; each line goes with what it names.
 KNOWN_CIRCLES = [
-    {"executors.dask", "executors.elsewhere", "executors.executor", "executors.processes", "executors.threads"},
     {"providers.docker.container", "providers.docker.provider"},
-    {"records", "report.notebook", "rundir.summary"},
     {"remote.host.connection", "tunnel.exchange", "tunnel.tunnel"},
     {"remote.sandbox.inlet", "remote.sandbox.worker"},
 ]
 KNOWN_UP = {
     "bundle.base_image -> providers.owners",
     "bundle.mount -> providers.owners",
-    "executors.dask -> batch.checks",
-    "executors.elsewhere -> batch.checks",
-    "executors.executor -> batch.checks",
-    "executors.processes -> batch.checks",
-    "executors.remote_job -> batch.checks",
-    "executors.threads -> batch.prefetch",
-    "providers.docker.engine -> rollout.retry",
-    "providers.docker.pulls -> rollout.retry",
-    "records -> report.notebook",
     "remote.host.connection -> tunnel.tunnel",
-    "runner -> descriptors",
-    "tunnel.tunnel -> descriptors",
 }
 
 
