@@ -21,11 +21,11 @@ from attrs import field, frozen
 
 from ..errors import BadArgument, SandboxError, SandboxStartError
 from ..records import SandboxConfig
-from ..remote.host.connection import RemoteSandbox
 from ..remote.host.transport import ProcessTransport
 from ..remote.sandbox import guard
 from . import directories as dirs
 from . import settings
+from .sandbox import RemoteSandbox
 
 _log = logging.getLogger("agentix_runner.providers.local")
 

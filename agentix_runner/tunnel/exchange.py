@@ -8,184 +8,229 @@ from __future__ import annotations
 
 import contextlib
 import logging
+import threading
 import time
-from collections.abc import Iterator
-from typing import TYPE_CHECKING, Any
+from collections.abc import Iterator, Mapping
+from typing import Any
 
 from attrs import asdict
 
 from ..remote.sandbox.http1 import Refusal
-from ..remote.wire.frames import FrameError
-from ..remote.wire.outbox import Closed
+from ..remote.wire.frames import Closed, FrameError
 from ..remote.wire.streams import Reset, Stalled, Stream
-from .policy import Asked, Headers, check_request, outgoing
-from .record import Copy, Inflater
-from .secrets import is_secret
-from .upstream import Answer, Line
-from .usage import Meter, Usage
-
-if TYPE_CHECKING:
-    from .tunnel import Tunnel
+from .policy import Headers, Limits, RequestHead, check_request, outgoing
+from .record import BodyCopy, Inflater, Record
+from .secrets import SecretFilter, is_secret
+from .upstream import Upstream, UpstreamConnection, UpstreamResponse
+from .usage import Usage, UsageReader
 
 _log = logging.getLogger("agentix_runner.tunnel")
 
 _PIECE = 64 * 1024
-_INFLATED_LIMIT = 64 * 1024 * 1024
+
+
+class Account:
+    """What the exchanges of a tunnel share: its limits and own headers, what was used of it, and its record."""
+
+    def __init__(
+        self,
+        limits: Limits,
+        headers: Mapping[str, str | None],
+        labels: Mapping[str, str] | None,
+        record: Record | None,
+    ) -> None:
+        self.limits = limits
+        self.headers = headers
+        self.secrets = SecretFilter(headers)
+        self.labels = {"labels": dict(labels)} if labels else {}
+        self.record = record
+        # Guards what follows.
+        self._lock = threading.Lock()
+        self._body_bytes = 0
+        self.usage = Usage()
+        self.unrecorded = 0
+
+    def spend(self, size: int) -> None:
+        """Count bytes of a body. Raises Refusal where there are too many."""
+        with self._lock:
+            self._body_bytes += size
+            if self._body_bytes > self.limits.max_total_bytes:
+                raise Refusal(403, f"max_total_bytes, {self.limits.max_total_bytes}, are used up")
+
+    def add(self, usage: Usage) -> None:
+        """Count what an answer has reported."""
+        with self._lock:
+            self.usage += usage
+
+    def append(self, record: Record, entry: dict[str, Any]) -> None:
+        """Append an exchange to the record."""
+        try:
+            record.append(entry)
+        except OSError as error:
+            with self._lock:
+                self.unrecorded += 1
+            _log.error("an exchange could not be appended to %s: %s", record.path, error)
+
+    def shown(self, headers: Headers) -> Headers:
+        """Headers as a record may show them."""
+        return [(name, self.secrets.hide_text(value)) for name, value in headers if not is_secret(name)]
 
 
 class Exchange:
-    """The exchange of `tunnel` on `stream`, which begins with a head of these `lines`."""
+    """The exchange with `upstream` on `stream`, which begins with a head of these `lines`."""
 
-    def __init__(self, tunnel: Tunnel, stream: Stream, lines: list[str]) -> None:
+    def __init__(self, upstream: Upstream, account: Account, stream: Stream, lines: list[str]) -> None:
         self.stream = stream
-        self._tunnel = tunnel
+        self._upstream = upstream
+        self._account = account
+        self._limits = account.limits
         self._lines = lines
-        self._line = Line()
-        self._entry: dict[str, Any] = {}
-        self._sent = Copy(tunnel.limits.max_record_bytes if tunnel.records else 0)
-        self._got = Copy(tunnel.limits.max_record_bytes if tunnel.records else 0)
-        self._meter: Meter | None = None
-        self._sending: Iterator[bytes] | None = None
+        self._connection = UpstreamConnection()
+        self._answering = False
+        self._recorded = False
         self._began = 0.0
-        self._settled = False
+        # What is known of it so far, as it goes into the record.
+        self._entry: dict[str, Any] = {}
+        copied = account.limits.max_record_bytes if account.record is not None else 0
+        self._sent = BodyCopy(copied)
+        self._received = BodyCopy(copied)
+        self._usage: UsageReader | None = None
 
     def cancel(self, why: str) -> None:
         """End it, wherever it is. From any thread; waits for nothing."""
         self.stream.give_up(why)
-        self._line.cut()
+        self._connection.cut()
 
     def run(self) -> None:
         """All of it. Raises nothing."""
         self._began = time.perf_counter()
-        self._entry = {"time": time.time(), **self._tunnel.about, "method": None, "path": None, "status": None}
+        self._entry = {"time": time.time(), **self._account.labels, "method": None, "path": None, "status": None}
         try:
-            self._run()
+            try:
+                self._run()
+            except Refusal as refusal:
+                self._refuse(refusal)
         except Closed:
-            self._settle("the sandbox is gone")
+            self._record("the sandbox is gone")
         except Reset as reset:
-            self._settle(str(reset))
-            with contextlib.suppress(Closed):
-                self.stream.send_reset(str(reset))
+            self._reset(str(reset), str(reset))
         except Exception as error:
-            _log.exception("a request through the tunnel to %s failed", self._tunnel.address)
-            self._settle(f"internal: {type(error).__name__}")
-            with contextlib.suppress(Closed):
-                self.stream.send_reset("internal error of the tunnel")
-        finally:
-            self._line.let_go()
+            _log.exception("a request through the tunnel to %s failed", self._upstream.address)
+            self._reset(f"internal: {type(error).__name__}", "internal error of the tunnel")
 
     def _run(self) -> None:
-        try:
-            asked = check_request(self._lines)
-            self._entry |= {"method": asked.method, "path": asked.target}
-            answer = self._ask(asked)
-        except Refusal as refusal:
-            self._refuse(refusal)
-            return
+        request = check_request(self._lines)
+        self._entry |= {"method": request.method, "path": request.target}
+        response = self._ask(request)
         whole = False
         try:
-            # A connection with something unread, or unsent, is no good for another request.
-            whole = self._relay(asked, answer) and self.stream.is_whole()
+            self._relay(request, response)
+            # A connection with something unsent is not good for another request.
+            whole = self.stream.is_whole()
         finally:
-            answer.close(whole=whole)
+            response.close(whole=whole)
 
     def _refuse(self, refusal: Refusal) -> None:
         """The tunnel's own answer. Raises Reset where nobody waits for it: then the cause may be just that."""
         self.stream.check()
-        refusal = Refusal(refusal.status, self._tunnel.mask.hide_text(refusal.message))
-        self._settle(refusal.message, status=refusal.status)
-        self._send_head(refusal.status, refusal.reason, len(body := refusal.body()), refusal.headers())
+        refusal = Refusal(refusal.status, self._account.secrets.hide_text(refusal.message))
+        if self._answering:
+            # A head is out: all that is left is to break off.
+            raise Reset(refusal.message)
+        self._entry["status"] = refusal.status
+        self._record(refusal.message)
+        body = refusal.body()
+        self._send_head(refusal.status, refusal.reason, len(body), refusal.headers())
         self._send(body, end=True)
+
+    def _reset(self, error: str, told: str) -> None:
+        self._record(error)
+        with contextlib.suppress(Closed):
+            self.stream.send_reset(told)
 
     # --- the request ---
 
-    def _ask(self, asked: Asked) -> Answer:
-        tunnel, limits = self._tunnel, self._tunnel.limits
-        tunnel.spend(0)
-        if asked.length is not None and asked.length > limits.max_request_bytes:
-            raise Refusal(413, f"a request of {asked.length} bytes; max_request_bytes is {limits.max_request_bytes}")
-        headers = outgoing(asked.headers, tunnel.headers)
-        if tunnel.records:
-            own = {name.lower() for name in tunnel.headers}
-            self._entry["request_headers"] = self._shown([h for h in asked.headers if h[0].lower() not in own])
-        # Anything else would be read as a request without a body, and the rest as another request.
-        self._sending = None if asked.length == 0 else self._body(asked)
-        return tunnel.upstream.ask(self._line, asked.method, asked.target, headers, self._sending, asked.length)
+    def _ask(self, request: RequestHead) -> UpstreamResponse:
+        account, limit = self._account, self._limits.max_request_bytes
+        account.spend(0)
+        if request.length is not None and request.length > limit:
+            raise Refusal(413, f"a request of {request.length} bytes; max_request_bytes is {limit}")
+        if account.record is not None:
+            own = {name.lower() for name in account.headers}
+            theirs = [header for header in request.headers if header[0].lower() not in own]
+            self._entry["request_headers"] = account.shown(theirs)
+        headers = outgoing(request.headers, account.headers)
+        return self._upstream.ask(
+            self._connection, request.method, request.target, headers, self._body(request), request.length
+        )
 
-    def _body(self, asked: Asked) -> Iterator[bytes]:
-        limits = self._tunnel.limits
-        while True:
+    def _body(self, request: RequestHead) -> Iterator[bytes]:
+        length, limit = request.length, self._limits.max_request_bytes
+        # A body of no length is sent in no frame.
+        while length != 0:
             try:
-                data = self.stream.read(limits.read_timeout)
+                data = self.stream.read(self._limits.read_timeout)
             except Stalled:
-                raise Refusal(408, f"nothing came of a request's body for {limits.read_timeout:g} s") from None
+                timeout = self._limits.read_timeout
+                raise Refusal(408, f"nothing came of a request's body for {timeout:g} s") from None
             if not data:
                 break
             self._sent.feed(data)
-            self._tunnel.spend(len(data))
-            if asked.length is not None and self._sent.size > asked.length:
+            self._account.spend(len(data))
+            if length is not None and self._sent.size > length:
                 raise Reset("a request's body is longer than it says")
-            if self._sent.size > limits.max_request_bytes:
-                raise Refusal(413, f"a request's body is over max_request_bytes, {limits.max_request_bytes}")
+            if self._sent.size > limit:
+                raise Refusal(413, f"a request's body is over max_request_bytes, {limit}")
             # In small pieces: what is sent at once must be taken within the timeout.
             yield from (data[start : start + _PIECE] for start in range(0, len(data), _PIECE))
-        if asked.length is not None and self._sent.size < asked.length:
+        if length is not None and self._sent.size < length:
             raise Reset("a request's body is shorter than it says")
 
     # --- the answer ---
 
-    def _relay(self, asked: Asked, answer: Answer) -> bool:
-        """Send the answer on. Whether all of it was read."""
-        tunnel, limits = self._tunnel, self._tunnel.limits
-        self._entry |= {"status": answer.status, "first_byte_s": self._elapsed()}
-        if tunnel.records:
-            self._entry["response_headers"] = self._shown(answer.headers)
-        if answer.length is not None and answer.length > limits.max_response_bytes and asked.method != "HEAD":
-            text = f"an answer of {answer.length} bytes; max_response_bytes is {limits.max_response_bytes}"
-            self._refuse(Refusal(502, text))
-            return False
-        headers = [(name, tunnel.mask.hide_text(value)) for name, value in answer.headers]
+    def _relay(self, request: RequestHead, response: UpstreamResponse) -> None:
+        account, limit = self._account, self._limits.max_response_bytes
+        self._entry |= {"status": response.status, "first_byte_s": self._elapsed()}
+        if account.record is not None:
+            self._entry["response_headers"] = account.shown(response.headers)
+        if response.length is not None and response.length > limit and request.method != "HEAD":
+            raise Refusal(502, f"an answer of {response.length} bytes; max_response_bytes is {limit}")
+        headers = [(name, account.secrets.hide_text(value)) for name, value in response.headers]
         try:
-            self._send_head(answer.status, answer.reason, answer.length, headers)
+            self._send_head(response.status, response.reason, response.length, headers)
         except FrameError:
-            self._refuse(Refusal(502, f"{tunnel.address} answered with headers that are too large"))
-            return False
-        try:
-            self._relay_body(asked, answer)
-        except Refusal as refusal:
-            self.stream.check()
-            # The head is out: all that is left is to break off.
-            raise Reset(tunnel.mask.hide_text(refusal.message)) from None
-        return True
+            raise Refusal(502, f"{self._upstream.address} answered with headers that are too large") from None
+        bodyless = request.method == "HEAD" or response.status in (204, 304)
+        self._relay_body(response, 0 if bodyless else response.length)
 
-    def _relay_body(self, asked: Asked, answer: Answer) -> None:
-        tunnel, limits = self._tunnel, self._tunnel.limits
-        coding = Inflater(answer.header("content-encoding"), _INFLATED_LIMIT)
-        self._meter = Meter(answer.header("content-type"))
-        masked = tunnel.mask.stream() if coding.plain else None
-        left = 0 if asked.method == "HEAD" or answer.status in (204, 304) else answer.length
+    def _relay_body(self, response: UpstreamResponse, length: int | None) -> None:
+        limit = self._limits.max_response_bytes
+        inflater = Inflater(response.header("content-encoding"))
+        # What is compressed can't be searched; it can only be said that it was not asked for.
+        secrets = self._account.secrets.stream() if inflater.plain else None
+        self._usage = UsageReader(response.header("content-type"))
         received = 0
-        data = b""
-        while left != 0 and (data := answer.read()):
+        rest = b""
+        while received != length and (data := response.read()):
             received += len(data)
-            tunnel.spend(len(data))
-            if received > limits.max_response_bytes:
-                raise Refusal(502, f"an answer is over max_response_bytes, {limits.max_response_bytes}")
-            for piece in coding.feed(data) if coding.known else ():
-                self._meter.feed(piece)
-                self._got.feed(piece)
-            if not coding.known:
-                self._got.feed(data)
-            if left is not None:
-                left -= len(data)
-            if masked is not None:
-                data = masked.feed(data)
-            if data and left != 0:
+            self._account.spend(len(data))
+            if received > limit:
+                raise Refusal(502, f"an answer is over max_response_bytes, {limit}")
+            for piece in inflater.feed(data):
+                self._usage.feed(piece)
+                self._received.feed(piece)
+            if secrets is not None:
+                data = secrets.feed(data)
+            if received == length:
+                rest = data
+            elif data:
                 self._send(data)
-        rest = (data if left == 0 else b"") + (masked.feed(b"", last=True) if masked is not None else b"")
-        if left:
-            raise Refusal(502, f"{tunnel.address} closed the connection inside its answer")
-        self._settle()
+        if length is not None and received < length:
+            raise Refusal(502, f"{self._upstream.address} closed the connection inside its answer")
+        if secrets is not None:
+            rest += secrets.feed(b"", last=True)
+        # Before the sandbox sees the end.
+        self._record()
         self._send(rest, end=True)
 
     # --- both ---
@@ -195,43 +240,37 @@ class Exchange:
         for name, value in headers:
             lines += (name, value)
         self.stream.send_head(lines)
+        self._answering = True
 
     def _send(self, data: bytes, *, end: bool = False) -> None:
         try:
-            self.stream.send(data, end=end, timeout=self._tunnel.limits.read_timeout)
+            self.stream.send(data, end=end, timeout=self._limits.read_timeout)
         except Stalled:
             raise Reset("the client does not read its answer") from None
 
     def _elapsed(self) -> float:
         return round(time.perf_counter() - self._began, 6)
 
-    def _shown(self, headers: Headers) -> Headers:
-        """Headers as a record may show them."""
-        hide = self._tunnel.mask.hide_text
-        return [(name, hide(value)) for name, value in headers if not is_secret(name)]
-
-    def _settle(self, error: str | None = None, *, status: int | None = None) -> None:
-        """Account for it, once. `status` is that of the tunnel's own answer."""
-        if self._settled:
+    def _record(self, error: str | None = None) -> None:
+        """Account for it, once: the first to come knows how it ended."""
+        if self._recorded:
             return
-        self._settled = True
-        usage = self._meter.usage() if self._meter is not None else None
+        self._recorded = True
+        account, entry = self._account, self._entry
+        usage = self._usage.usage() if self._usage is not None else None
         if usage is not None:
-            self._tunnel.add(usage)
+            account.add(usage)
         if error is not None:
-            _log.debug("tunnel to %s: %s", self._tunnel.address, error)
-        if not self._tunnel.records:
+            _log.debug("tunnel to %s: %s", self._upstream.address, error)
+        if account.record is None:
             return
-        hide = self._tunnel.mask.hide
-        entry = {**self._entry, "latency_s": self._elapsed()}
-        if status is not None:
-            entry["status"] = status
+        entry["latency_s"] = self._elapsed()
         if entry["path"]:
-            entry["path"] = self._tunnel.mask.hide_text(entry["path"])
-        entry |= self._sent.entry("request", hide)
-        entry |= self._got.entry("response", hide)
+            entry["path"] = account.secrets.hide_text(entry["path"])
+        entry |= self._sent.entry("request", account.secrets.hide)
+        entry |= self._received.entry("response", account.secrets.hide)
         if usage is not None and usage != Usage(requests=1):
             entry["usage"] = asdict(usage, filter=lambda attribute, value: attribute.name != "requests")
         if error is not None:
-            entry["error"] = self._tunnel.mask.hide_text(error)
-        self._tunnel.note(entry)
+            entry["error"] = account.secrets.hide_text(error)
+        account.append(account.record, entry)

@@ -15,34 +15,40 @@ import os
 import threading
 import time
 import zlib
+from collections.abc import Iterator
 from typing import Any
 
 from ..errors import BadArgument
 
 _LOCK_LIMIT_S = 10.0
-_INFLATED = 64 * 1024
+_PIECE = 64 * 1024
+_INFLATED_LIMIT = 64 * 1024 * 1024
 # One writer of this process at a time; others are kept out by a lock on the file.
 _writing = threading.Lock()
 
 
 class Record:
-    """A file that exchanges are appended to. Raises BadArgument where it can't be."""
+    """A file that exchanges are appended to, once it is open."""
 
     def __init__(self, path: str | os.PathLike[str]) -> None:
+        self.path = path
+        self._file = -1
+
+    def open(self) -> None:
+        """Open it, or make it. Raises BadArgument where it can't be written."""
         try:
-            self.path = os.fspath(path)
             flags = os.O_RDWR | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC | os.O_NONBLOCK
             self._file = os.open(self.path, flags, 0o666)
         except (OSError, TypeError, ValueError) as error:
             why = getattr(error, "strerror", None) or error
             if getattr(error, "errno", None) == errno.EMFILE:
                 why = f"{why}: raise `ulimit -n`"
-            raise BadArgument(f"the tunnel's record {path!r} can't be written: {why}") from None
+            raise BadArgument(f"the tunnel's record {self.path!r} can't be written: {why}") from None
         try:
             os.lseek(self._file, 0, os.SEEK_END)
         except OSError:
             self.close()
-            raise BadArgument(f"the tunnel's record {path!r} is no regular file") from None
+            raise BadArgument(f"the tunnel's record {self.path!r} is not a regular file") from None
 
     def append(self, entry: dict[str, Any]) -> None:
         """Append one line. Raises OSError; then nothing of it is in the file."""
@@ -83,7 +89,7 @@ class Record:
                 time.sleep(0.002)
 
 
-class Copy:
+class BodyCopy:
     """The beginning of a body, at most `limit` bytes of it, for a record."""
 
     def __init__(self, limit: int) -> None:
@@ -123,28 +129,29 @@ def _text(data: bytes, cut: bool) -> str:
 
 
 class Inflater:
-    """What a compressed body says, as it comes. `known` is False for a coding that can't be read here."""
+    """What a compressed body says, as it comes: of gzip and deflate; of any other coding the bytes as they are.
 
-    def __init__(self, coding: str, limit: int) -> None:
+    It says nothing more once it is larger than `limit` bytes, or broken.
+    """
+
+    def __init__(self, coding: str, limit: int = _INFLATED_LIMIT) -> None:
         coding = coding.strip().lower()
         self.plain = coding in ("", "identity")
-        self.known = self.plain or coding in ("gzip", "x-gzip", "deflate")
         self._left = limit
-        self._inflate = zlib.decompressobj(47) if self.known and not self.plain else None
+        # 47: whichever of the two it is.
+        self._inflate = zlib.decompressobj(47) if coding in ("gzip", "x-gzip", "deflate") else None
 
-    def feed(self, data: bytes) -> list[bytes]:
-        """The body that `data` is a part of, a piece at a time; nothing more once it is too large or broken."""
+    def feed(self, data: bytes) -> Iterator[bytes]:
+        """What `data`, the next part of the body, says, in small pieces."""
         if self._inflate is None:
-            return [data] if self.known else []
-        pieces = []
-        try:
-            while data and self._left > 0 and not self._inflate.eof:
-                piece = self._inflate.decompress(data, min(_INFLATED, self._left))
-                data = self._inflate.unconsumed_tail
-                self._left -= len(piece)
-                pieces.append(piece)
-                if not piece and not data:
-                    break
-        except zlib.error:
-            self._left = 0
-        return pieces
+            yield data
+            return
+        while data and self._left > 0 and not self._inflate.eof:
+            try:
+                piece = self._inflate.decompress(data, min(_PIECE, self._left))
+            except zlib.error:
+                self._left = 0
+                return
+            data = self._inflate.unconsumed_tail
+            self._left -= len(piece)
+            yield piece

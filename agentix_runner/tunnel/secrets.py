@@ -1,23 +1,22 @@
 """Secrets kept out of what leaves the host: of records, of error texts, and of answers that repeat a request's headers.
 
-A mask is as long as what it hides, so that a body keeps its length.
+On the host. Asterisks stand for a secret, as many as it has bytes, so that a body keeps its length.
 """
 
 from __future__ import annotations
 
 import base64
-import binascii
+import contextlib
 import json
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from functools import partial
-from urllib.parse import quote, quote_plus
+from urllib.parse import quote
 
 from ..text import is_secret_header
 
 # What is shorter can be guessed, and stands in any text.
 _SHORTEST = 8
-_ESCAPE = re.compile(r"%[0-9A-F]{2}")
 
 
 def is_secret(name: str) -> bool:
@@ -25,7 +24,7 @@ def is_secret(name: str) -> bool:
     return is_secret_header(name)
 
 
-class Mask:
+class SecretFilter:
     """Hides the secrets among a tunnel's own `headers`."""
 
     def __init__(self, headers: Mapping[str, str | None]) -> None:
@@ -51,11 +50,11 @@ class Mask:
             return text
         return self.hide(text.encode("utf-8", "surrogatepass")).decode("utf-8", "surrogatepass")
 
-    def stream(self) -> MaskedStream:
+    def stream(self) -> FilteredStream:
         """For a body that comes in pieces."""
-        return MaskedStream(self)
+        return FilteredStream(self)
 
-    def begun(self, data: bytes) -> int:
+    def unfinished(self, data: bytes) -> int:
         """How many bytes at the end of `data` may be the beginning of a secret."""
         for size in range(min(len(data), len(self._secrets[0]) - 1 if self._secrets else 0), 0, -1):
             if data[-size] in self._begins:
@@ -65,45 +64,45 @@ class Mask:
         return 0
 
 
-class MaskedStream:
+class FilteredStream:
     """A body on its way. What may be the beginning of a secret is held back until more is known."""
 
-    def __init__(self, mask: Mask) -> None:
-        self._mask = mask
+    def __init__(self, secrets: SecretFilter) -> None:
+        self._secrets = secrets
         self._held = b""
 
     def feed(self, data: bytes, *, last: bool = False) -> bytes:
         """What may go on, now that `data` has come."""
-        data = self._mask.hide(self._held + data)
-        held = 0 if last else self._mask.begun(data)
+        data = self._secrets.hide(self._held + data)
+        held = 0 if last else self._secrets.unfinished(data)
         self._held = data[len(data) - held :]
         return data[: len(data) - held]
 
 
+# How a secret may be written: as it is, in JSON (with or without its slashes escaped), and in URLs.
+_WRITTEN: tuple[Callable[[str], str], ...] = (
+    str,
+    lambda text: json.dumps(text)[1:-1],
+    lambda text: json.dumps(text)[1:-1].replace("/", "\\/"),
+    quote,
+    partial(quote, safe=""),
+)
+
+
 def _spellings(value: str) -> set[bytes]:
     """A header's value, and what stands in it: the token behind its scheme, and what that is the base64 of. Each as it
-    is written in JSON, in URLs, in hexadecimal and in base64."""
-    found = {value, value.partition(" ")[2].strip()}
-    scheme, _, rest = value.partition(" ")
+    may be written in a text, or in base64."""
+    scheme, _, token = value.partition(" ")
+    found = {value, token.strip()}
     if scheme.lower() == "basic":
-        try:
-            pair = base64.b64decode(rest, validate=True).decode("latin-1")
-        except (binascii.Error, ValueError):
-            pair = ""
-        found |= {pair, pair.partition(":")[2]}
+        with contextlib.suppress(ValueError):
+            pair = base64.b64decode(token, validate=True).decode("latin-1")
+            found |= {pair, pair.partition(":")[2]}
     found = {one for one in found if len(one) >= _SHORTEST}
-    written = {json.dumps(one)[1:-1] for one in found}
-    written |= {one.replace("/", "\\/") for one in written}
-    written |= {how(one) for one in found for how in (quote, quote_plus, partial(quote, safe=""))}
-    written |= {_ESCAPE.sub(lambda escape: escape.group().lower(), one) for one in written}
-    plain = {one.encode("latin-1", "replace") for one in found}
-    encoded = {how(one) for one in plain for how in (base64.b16encode, _base16_lower)}
-    encoded |= {piece for one in plain for piece in _base64(one)}
-    return plain | encoded | {one.encode("latin-1", "replace") for one in written}
-
-
-def _base16_lower(data: bytes) -> bytes:
-    return base64.b16encode(data).lower()
+    spelled = {write(one).encode("latin-1", "replace") for one in found for write in _WRITTEN}
+    for one in found:
+        spelled |= _base64(one.encode("latin-1", "replace"))
+    return spelled
 
 
 def _base64(data: bytes) -> set[bytes]:

@@ -1,7 +1,7 @@
 """A tunnel from a sandbox to one model API, over the wire that is there: the sandbox needs no network, and no key.
 
-On the host. `Tunnels` are those of one sandbox: it is handed the frames, and gives each request a thread, a limited
-number of them. `Tunnel` is what users hold.
+On the host. `Tunnel` is what users hold: it gives each request a thread, a limited number of them. `Tunnels` are those
+of one sandbox, and are handed its frames.
 """
 
 from __future__ import annotations
@@ -10,54 +10,29 @@ import logging
 import os
 import re
 import threading
-import time
 from collections import deque
 from collections.abc import Callable, Mapping
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from attrs import field, fields, frozen
+from attrs import fields
 
 from ..errors import BadArgument, SandboxError
-from ..remote.sandbox import inlet
-from ..remote.sandbox.http1 import Refusal
+from ..remote.host.connection import Connection
+from ..remote.sandbox import worker
 from ..remote.wire import frames
 from ..remote.wire.frames import Frame
 from ..remote.wire.streams import Stream, unpack_head
 from ..threads import bounded, make_room
-from .exchange import Exchange
-from .policy import Address, check_headers
+from .exchange import Account, Exchange
+from .policy import Address, Limits, check_headers
 from .record import Record
-from .secrets import Mask
-from .upstream import THREAD, Upstream
+from .upstream import Upstream
 from .usage import Usage
-
-if TYPE_CHECKING:
-    from ..remote.host.connection import RemoteSandbox
 
 _log = logging.getLogger("agentix_runner.tunnel")
 
 # How long (seconds) the sandbox's end may take to close, and the requests under way to end.
 _CLOSE_S = 5.0
-
-
-def _positive(instance: Any, attribute: Any, value: Any) -> None:
-    kind = int if attribute.name.startswith("max_") else (int, float)
-    if isinstance(value, bool) or not isinstance(value, kind) or not value > 0:
-        what = "a whole number above 0" if kind is int else "a number of seconds above 0"
-        raise BadArgument(f"tunnel({attribute.name}=...) is {value!r}: give {what}")
-
-
-@frozen(kw_only=True)
-class Limits:
-    """What a tunnel lets through. Bytes are those of bodies; timeouts are in seconds."""
-
-    max_concurrent: int = field(default=32, validator=_positive)
-    max_request_bytes: int = field(default=64 << 20, validator=_positive)
-    max_response_bytes: int = field(default=256 << 20, validator=_positive)
-    max_total_bytes: int = field(default=16 << 30, validator=_positive)
-    max_record_bytes: int = field(default=8 << 20, validator=_positive)
-    connect_timeout: float = field(default=10.0, validator=_positive)
-    read_timeout: float = field(default=600.0, validator=_positive)
 
 
 class Tunnel:
@@ -80,14 +55,13 @@ class Tunnel:
 
     def __init__(
         self,
-        sandbox: RemoteSandbox,
+        connection: Connection,
         tunnels: Tunnels,
         upstream: str,
         *,
         headers: Mapping[str, str | None] | None = None,
         record: str | os.PathLike[str] | None = None,
         ca_file: str | os.PathLike[str] | None = None,
-        labels: Mapping[str, str] | None = None,
         **limits: Any,
     ) -> None:
         known = [one.name for one in fields(Limits)]
@@ -96,20 +70,10 @@ class Tunnel:
                 raise BadArgument(f"tunnel() has no argument {name!r}: there are headers, record, ca_file, {known}")
         self.address = Address.of(upstream)
         self.limits = Limits(**limits)
-        self.headers = check_headers(headers)
-        self.mask = Mask(self.headers)
-        self.about: dict[str, Any] = {"labels": dict(labels)} if labels else {}
-        self.records = record is not None
-        self.upstream = Upstream(
-            self.address,
-            connect_timeout=self.limits.connect_timeout,
-            read_timeout=self.limits.read_timeout,
-            max_connections=self.limits.max_concurrent,
-            ca_file=ca_file,
-        )
-        self._record_path = record
-        self._record: Record | None = None
-        self._sandbox = sandbox
+        self._record = None if record is None else Record(record)
+        self._account = Account(self.limits, check_headers(headers), connection.labels, self._record)
+        self._upstream = Upstream(self.address, self.limits, ca_file)
+        self._connection = connection
         self._tunnels = tunnels
         self._number = 0
         # Guards what follows.
@@ -118,9 +82,6 @@ class Tunnel:
         self._closed = False
         self._running: set[Exchange] = set()
         self._waiting: deque[Exchange] = deque()
-        self._usage = Usage()
-        self._spent = 0
-        self._unrecorded = 0
 
     def __repr__(self) -> str:
         return f"<Tunnel to {self.address}>"
@@ -128,13 +89,12 @@ class Tunnel:
     @property
     def usage(self) -> Usage:
         """What went through so far, also after the tunnel is closed. An answer that was read to its end is in it."""
-        with self._changed:
-            return self._usage
+        return self._account.usage
 
     @property
     def unrecorded(self) -> int:
         """How many exchanges could not be written to the record (each is logged)."""
-        return self._unrecorded
+        return self._account.unrecorded
 
     # --- opening and closing ---
 
@@ -149,12 +109,13 @@ class Tunnel:
             if self._entered:
                 raise BadArgument("this tunnel has been opened before: make another one with sandbox.tunnel()")
             self._entered = True
-        self._make_room()
-        if self._record_path is not None:
-            self._record = Record(self._record_path)
+        # A record, and for each request a connection and what looking a name up takes.
+        make_room(n_loops=0, n_sessions=1, per_session=1 + 2 * self.limits.max_concurrent)
+        if self._record is not None:
+            self._record.open()
         try:
             self._number = self._tunnels.add(self)
-            port = self._sandbox.remote(inlet.listen, self._number, self.limits.max_concurrent)
+            port = self._connection.remote(worker.open_tunnel, self._number, self.limits.max_concurrent)
         except BaseException:
             self.close()
             raise
@@ -170,32 +131,29 @@ class Tunnel:
                 return
             self._closed = True
         if self._number and not self._tunnels.over:
-            bounded("closing a tunnel in its sandbox", self._close_inlet, _CLOSE_S)
+            bounded("closing a tunnel in its sandbox", self._close_listener, _CLOSE_S)
         self._tunnels.remove(self._number)
         self.cancel("the tunnel is closed")
-        end = time.monotonic() + _CLOSE_S
         with self._changed:
-            while self._running and (left := end - time.monotonic()) > 0:
-                self._changed.wait(left)
+            self._changed.wait_for(lambda: not self._running, _CLOSE_S)
             busy = len(self._running)
+        self._upstream.close()
         if busy:
             _log.warning("%d requests through the tunnel to %s do not end; they are left behind", busy, self.address)
-        self.upstream.close()
-        if self._record is not None and not busy:
+        elif self._record is not None:
             self._record.close()
 
-    def _make_room(self) -> None:
-        """Raise the soft limit on open files, if need be, to what this tunnel may take: a record, and two descriptors
-        for each connection."""
-        make_room(n_loops=0, n_sessions=1, per_session=1 + 2 * self.limits.max_concurrent)
-
-    def _close_inlet(self) -> None:
+    def _close_listener(self) -> None:
         try:
-            self._sandbox.remote(inlet.close, self._number)
+            self._connection.remote(worker.close_tunnel, self._number)
         except SandboxError as error:
             _log.debug("the sandbox of a tunnel is gone already: %s", error)
 
-    # --- for its requests ---
+    # --- its requests ---
+
+    def exchange(self, stream: Stream, lines: list[str]) -> Exchange:
+        """A request, which `begin` begins."""
+        return Exchange(self._upstream, self._account, stream, lines)
 
     def begin(self, exchange: Exchange) -> bool:
         """Give a request a thread, now or when one is free. False: there are far too many. For the reader."""
@@ -207,7 +165,7 @@ class Tunnel:
                 return True
             self._running.add(exchange)
         try:
-            threading.Thread(target=self._work, args=(exchange,), name=THREAD, daemon=True).start()
+            threading.Thread(target=self._work, args=(exchange,), name="agentix-tunnel", daemon=True).start()
         except RuntimeError as error:
             _log.error("no thread for a request through a tunnel: %s", error)
             with self._changed:
@@ -230,51 +188,28 @@ class Tunnel:
         with self._changed:
             running, waiting = list(self._running), list(self._waiting)
             self._waiting.clear()
-        for exchange in (*running, *waiting):
+        for exchange in running:
             exchange.cancel(why)
         for exchange in waiting:
             self._tunnels.forget(exchange)
 
-    def _work(self, exchange: Exchange) -> None:
-        following: Exchange | None = exchange
-        while following is not None:
-            exchange = following
+    def _work(self, first: Exchange) -> None:
+        exchange: Exchange | None = first
+        while exchange is not None:
             try:
                 exchange.run()
             finally:
                 self._tunnels.forget(exchange)
                 with self._changed:
                     self._running.discard(exchange)
-                    following = self._waiting.popleft() if self._waiting else None
-                    if following is not None:
-                        self._running.add(following)
+                    exchange = self._waiting.popleft() if self._waiting else None
+                    if exchange is not None:
+                        self._running.add(exchange)
                     self._changed.notify_all()
-
-    def spend(self, size: int) -> None:
-        """Count bytes of a body. Raises Refusal where there are too many."""
-        with self._changed:
-            self._spent += size
-            if self._spent > self.limits.max_total_bytes:
-                raise Refusal(403, f"max_total_bytes, {self.limits.max_total_bytes}, are used up")
-
-    def add(self, usage: Usage) -> None:
-        """Count what an answer has reported."""
-        with self._changed:
-            self._usage += usage
-
-    def note(self, entry: dict[str, Any]) -> None:
-        """Append an exchange to the record."""
-        try:
-            if self._record is not None:
-                self._record.append(entry)
-        except OSError as error:
-            with self._changed:
-                self._unrecorded += 1
-            _log.error("an exchange could not be appended to %s: %s", self._record_path, error)
 
 
 class Tunnels:
-    """The tunnels of one sandbox. `put` sends it a frame."""
+    """The tunnels of one sandbox, which handle its connection's frames of other streams. `put` sends it a frame."""
 
     def __init__(self, put: Callable[[Frame], None]) -> None:
         self._put = put
@@ -320,7 +255,7 @@ class Tunnels:
             tunnel = self._tunnels.get(int(number)) if re.fullmatch(r"[0-9]{1,9}", number) else None
             if tunnel is None or self.over:
                 return
-            exchange = Exchange(tunnel, Stream(frame.stream, self._put), lines)
+            exchange = tunnel.exchange(Stream(frame.stream, self._put), lines)
             self._exchanges[frame.stream] = tunnel, exchange
         if not tunnel.begin(exchange):
             self.forget(exchange)

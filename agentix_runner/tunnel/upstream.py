@@ -1,89 +1,74 @@
-"""The host's requests to a tunnel's one upstream, with urllib3: HTTP/1.1, certificates checked, no redirect followed.
+"""The host's requests to a tunnel's one upstream: HTTP/1.1, certificates checked, no redirect followed.
 
 No proxy of the environment is used, and nothing is tried twice: whether a request may be repeated, its client knows.
-Every wait can be cut short from another thread (`Line.cut`).
+Every wait but for a name can be cut short from another thread (`UpstreamConnection.cut`).
 """
 
 from __future__ import annotations
 
 import contextlib
 import errno
-import http.client
-import logging
 import os
+import select
 import socket
 import ssl
 import threading
-from collections.abc import Iterator
-from http.client import responses
-from importlib.metadata import version
-from typing import Any
+from collections.abc import Iterable
+from http.client import HTTPConnection, HTTPResponse, IncompleteRead, RemoteDisconnected, responses
 
 from ..errors import BadArgument
 from ..remote.sandbox.http1 import Refusal
 from ..remote.wire.streams import Reset
-from .policy import Address, Headers, incoming
+from .policy import Address, Headers, Limits, incoming
 
 _CHUNK = 64 * 1024
 _TOO_MANY = (errno.EMFILE, errno.ENFILE)
-# The line of the exchange that this thread works on: a connection is made deep inside urllib3.
-_now = threading.local()
-
-THREAD = "agentix-tunnel"
-"""The name of the threads that ask."""
+# Without a body, these are sent with a length of 0.
+_WITH_BODY = ("POST", "PUT", "PATCH")
 
 
-def _tells_nothing(record: logging.LogRecord) -> bool:
-    """urllib3 warns of a header that it can't read, and shows it: the upstream may have repeated the key in it."""
-    return record.threadName != THREAD
-
-
-logging.getLogger("urllib3.connection").addFilter(_tells_nothing)
-
-
-class Line:
+class UpstreamConnection:
     """The connection that one exchange has upstream, so that others can cut it."""
 
     def __init__(self) -> None:
+        # Held while the socket is shut down, so that it isn't closed meanwhile and its number another's.
         self._lock = threading.Lock()
-        self._handle: socket.socket | None = None
+        self._socket: socket.socket | None = None
         self._cut = False
 
     def hold(self, connection: socket.socket) -> None:
         """This is the connection now. Raises Reset where it has been cut before."""
-        # A descriptor of its own: TLS takes the first one away, and the pool may give it to another exchange.
-        handle = socket.socket(fileno=os.dup(connection.fileno()))
         with self._lock:
-            old, self._handle = self._handle, handle
-            cut = self._cut
-        if old is not None:
-            old.close()
-        if cut:
-            raise Reset("cut")
+            self._socket = connection
+            if self._cut:
+                raise Reset("cut")
 
     def cut(self) -> None:
         """Break the connection, now or when there is one. From any thread; waits for nothing."""
         with self._lock:
             self._cut = True
-            if self._handle is not None:
+            if self._socket is not None:
                 with contextlib.suppress(OSError):
-                    self._handle.shutdown(socket.SHUT_RDWR)
+                    # Not TLS's own shutdown, which takes the encryption from under whoever reads.
+                    socket.socket.shutdown(self._socket, socket.SHUT_RDWR)
 
-    def let_go(self) -> None:
-        """The exchange is over: its connection is another's now."""
+    def release(self) -> None:
+        """The exchange is over, or its connection about to be closed."""
         with self._lock:
-            if self._handle is not None:
-                self._handle.close()
-                self._handle = None
+            self._socket = None
 
 
-class Answer:
+class UpstreamResponse:
     """An upstream's answer. `length`: bytes of its body, None where it doesn't say."""
 
-    def __init__(self, response: Any, upstream: Upstream) -> None:
-        self._response = response
+    def __init__(
+        self, upstream: Upstream, connection: HTTPConnection, held: UpstreamConnection, response: HTTPResponse
+    ) -> None:
         self._upstream = upstream
-        self.status: int = response.status
+        self._connection = connection
+        self._held = held
+        self._response = response
+        self.status = response.status
         # Not the upstream's own words for it: they may repeat what was asked, the key too.
         self.reason = responses.get(response.status, "")
         self.headers = incoming(response.headers.items())
@@ -98,118 +83,177 @@ class Answer:
     def read(self) -> bytes:
         """What has come of the body, as soon as something has; b"" at its end. Raises Refusal where it breaks off."""
         try:
-            return bytes(self._response.read1(_CHUNK))
+            return self._response.read1(_CHUNK)
         except Exception as error:
             raise self._upstream.refusal(error) from None
 
     def close(self, *, whole: bool) -> None:
-        """Give the connection back; or close it, unless all of the answer was read."""
-        if whole:
-            self._response.release_conn()
+        """Keep the connection for another request; or close it, unless all of the answer was read."""
+        self._held.release()
+        if whole and not self._response.will_close:
+            # Nothing comes any more: this is how the connection learns that it is free.
+            self._response.read()
+            self._upstream.keep(self._connection)
         else:
             self._response.close()
+            self._connection.close()
 
 
 class Upstream:
-    """Asks `address`. Timeouts are in seconds, `read_timeout` between any two parts of an answer."""
+    """Asks `address`, within the timeouts of `limits`: its `read_timeout` is between any two parts of an answer."""
 
-    def __init__(
-        self,
-        address: Address,
-        *,
-        connect_timeout: float,
-        read_timeout: float,
-        max_connections: int,
-        ca_file: str | os.PathLike[str] | None = None,
-    ) -> None:
-        from urllib3 import HTTPResponse, Timeout
-
-        if not hasattr(HTTPResponse, "read1"):
-            raise BadArgument(
-                f"a tunnel needs a newer urllib3 than {version('urllib3')}, to pass answers on as they come: "
-                "pip install -U urllib3"
-            )
+    def __init__(self, address: Address, limits: Limits, ca_file: str | os.PathLike[str] | None) -> None:
         self.address = address
-        self._connect_timeout = connect_timeout
-        self._read_timeout = read_timeout
-        self._timeout = Timeout(connect=connect_timeout, read=read_timeout)
-        self._pool = _pool(address, max_connections, read_timeout, ca_file)
+        self._limits = limits
+        self._tls = _trust(ca_file) if address.scheme == "https" else None
+        # Guards what follows.
+        self._lock = threading.Lock()
+        self._idle: list[HTTPConnection] = []
+        self._closed = False
 
     def ask(
-        self, line: Line, method: str, target: str, headers: Headers, body: Iterator[bytes] | None, length: int | None
-    ) -> Answer:
-        """Send a request, and return when the head of the answer is there.
+        self,
+        held: UpstreamConnection,
+        method: str,
+        target: str,
+        headers: Headers,
+        body: Iterable[bytes],
+        length: int | None,
+    ) -> UpstreamResponse:
+        """Send a request, and return when the head of the answer is there. `length`: None for a chunked body.
 
         Raises:
             Refusal: there is no answer, and why.
             Whatever `body` raises.
         """
-        from urllib3 import HTTPHeaderDict
-        from urllib3.util import SKIP_HEADER
-
-        fields = HTTPHeaderDict()
-        for name, value in headers:
-            fields.add(name, value)
-        # Text is readable in records, and a key in it can be hidden.
-        fields["accept-encoding"] = "identity"
-        if "user-agent" not in fields:
-            fields["user-agent"] = SKIP_HEADER
-        if body is not None and length is not None:
-            fields["content-length"] = str(length)
-        _now.line = line
+        connection = self._idle_connection() or HTTPConnection(self.address.host, self.address.port)
         try:
-            response = self._pool.urlopen(
-                method,
-                self.address.prefix + target,
-                body=body,
-                headers=fields,
-                retries=False,
-                redirect=False,
-                timeout=self._timeout,
-                preload_content=False,
-                decode_content=False,
-                chunked=body is not None and length is None,
-            )
-        except (Refusal, Reset):
+            if connection.sock is None:
+                connection.sock = self._connected(held)
+            else:
+                held.hold(connection.sock)
+            with contextlib.suppress(BrokenPipeError, ConnectionResetError):
+                # An upstream may hang up on a request that it has answered already.
+                self._send(connection, method, target, headers, body, length)
+            response = connection.getresponse()
+            if response.status < 200:
+                raise Refusal(502, f"{self.address} answered with status {response.status}, which ends no request")
+        except BaseException as error:
+            held.release()
+            connection.close()
+            if isinstance(error, Exception) and not isinstance(error, (Refusal, Reset)):
+                raise self.refusal(error) from None
             raise
-        except Exception as error:
-            raise self.refusal(error) from None
-        finally:
-            _now.line = None
-        if response.status < 200:
-            response.close()
-            raise Refusal(502, f"{self.address} answered with status {response.status}, which is none to end with")
-        return Answer(response, self)
+        return UpstreamResponse(self, connection, held, response)
+
+    def _send(
+        self,
+        connection: HTTPConnection,
+        method: str,
+        target: str,
+        headers: Headers,
+        body: Iterable[bytes],
+        length: int | None,
+    ) -> None:
+        connection.putrequest(method, self.address.prefix + target, skip_host=True, skip_accept_encoding=True)
+        connection.putheader("host", self.address.authority)
+        for name, value in headers:
+            connection.putheader(name, value)
+        # Text is readable in records, and a key in it can be hidden.
+        connection.putheader("accept-encoding", "identity")
+        if length is None:
+            connection.putheader("transfer-encoding", "chunked")
+        elif length or method in _WITH_BODY:
+            connection.putheader("content-length", str(length))
+        try:
+            connection.endheaders()
+            for piece in body:
+                connection.send(b"%x\r\n%b\r\n" % (len(piece), piece) if length is None else piece)
+            if length is None:
+                connection.send(b"0\r\n\r\n")
+        except TimeoutError:
+            raise Refusal(504, f"{self.address} took nothing for {self._limits.read_timeout:g} s") from None
 
     def refusal(self, error: Exception) -> Refusal:
         """What the sandbox is told of an error."""
-        from urllib3 import exceptions
-
         where = str(self.address)
-        if isinstance(error, exceptions.ConnectTimeoutError):
-            return Refusal(504, f"no connection to {where} in {self._connect_timeout:g} s")
-        if isinstance(error, exceptions.ReadTimeoutError):
-            return Refusal(504, f"{where} sent nothing for {self._read_timeout:g} s")
-        inner = _innermost(error)
-        if isinstance(inner, OSError) and (inner.errno in _TOO_MANY or _too_many_open()):
+        if isinstance(error, OSError) and (error.errno in _TOO_MANY or _too_many_open()):
             return Refusal(503, "the tunnel's host has too many open files: raise `ulimit -n` there")
-        if isinstance(inner, socket.gaierror):
-            return Refusal(502, f"the name of {where} can't be resolved: {inner.strerror}")
-        if isinstance(inner, ssl.SSLCertVerificationError):
-            return Refusal(502, f"the certificate of {where} is not trusted: {inner.verify_message}")
-        if isinstance(inner, TimeoutError):
-            return Refusal(504, f"{where} took nothing for {self._read_timeout:g} s")
-        if isinstance(inner, http.client.RemoteDisconnected):
+        if isinstance(error, TimeoutError):
+            return Refusal(504, f"{where} sent nothing for {self._limits.read_timeout:g} s")
+        if isinstance(error, socket.gaierror):
+            return Refusal(502, f"the name of {where} can't be resolved: {error.strerror}")
+        if isinstance(error, ssl.SSLCertVerificationError):
+            return Refusal(502, f"the certificate of {where} is not trusted: {error.verify_message}")
+        if isinstance(error, RemoteDisconnected):
             return Refusal(502, f"{where} closed the connection without an answer")
-        if isinstance(inner, http.client.IncompleteRead) or "IncompleteRead" in type(inner).__name__:
+        if isinstance(error, IncompleteRead):
             return Refusal(502, f"{where} closed the connection inside its answer")
-        if isinstance(inner, OSError):
-            return Refusal(502, f"the connection to {where} failed: {inner.strerror or type(inner).__name__}")
-        return Refusal(502, f"what {where} answered is no HTTP: {type(inner).__name__}")
+        if isinstance(error, OSError):
+            return Refusal(502, f"the connection to {where} failed: {error.strerror or type(error).__name__}")
+        return Refusal(502, f"what {where} answered is not valid HTTP: {type(error).__name__}")
+
+    # --- connections ---
+
+    def _idle_connection(self) -> HTTPConnection | None:
+        while True:
+            with self._lock:
+                if not self._idle:
+                    return None
+                connection = self._idle.pop()
+            poll = select.poll()
+            poll.register(connection.sock, select.POLLIN)
+            if not poll.poll(0):
+                return connection
+            # The upstream has hung up, or says something that it was not asked.
+            connection.close()
+
+    def keep(self, connection: HTTPConnection) -> None:
+        """Keep a connection for the next request."""
+        with self._lock:
+            closed = self._closed
+            if not closed:
+                self._idle.append(connection)
+        if closed:
+            connection.close()
 
     def close(self) -> None:
-        """Close the idle connections."""
-        self._pool.close()
+        """Close the idle connections, and keep no more."""
+        with self._lock:
+            self._closed = True
+            idle, self._idle = self._idle, []
+        for connection in idle:
+            connection.close()
+
+    def _connected(self, held: UpstreamConnection) -> socket.socket:
+        """A new connection, TLS and all."""
+        failed: OSError = OSError("no address")
+        address = self.address
+        for family, kind, protocol, _, where in socket.getaddrinfo(address.host, address.port, type=socket.SOCK_STREAM):
+            new = socket.socket(family, kind, protocol)
+            try:
+                held.hold(new)
+                new.settimeout(self._limits.connect_timeout)
+                new.connect(where)
+                new.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+                if self._tls is not None:
+                    # Held before it waits: TLS takes the first socket's descriptor away.
+                    new = self._tls.wrap_socket(
+                        new, server_hostname=address.host.rstrip("."), do_handshake_on_connect=False
+                    )
+                    held.hold(new)
+                    new.do_handshake()
+                new.settimeout(self._limits.read_timeout)
+                return new
+            except BaseException as error:
+                held.release()
+                new.close()
+                if not isinstance(error, OSError) or isinstance(error, ssl.SSLError):
+                    raise
+                failed = error
+        if isinstance(failed, TimeoutError):
+            raise Refusal(504, f"no connection to {address} in {self._limits.connect_timeout:g} s")
+        raise failed
 
 
 def _too_many_open() -> bool:
@@ -221,92 +265,13 @@ def _too_many_open() -> bool:
     return False
 
 
-def _innermost(error: BaseException) -> BaseException:
-    """urllib3 wraps what happened, once or more."""
-    from urllib3.exceptions import HTTPError
-
-    for _ in range(8):
-        if not isinstance(error, HTTPError):
-            break
-        inside = [getattr(error, "reason", None), *error.args, error.__cause__]
-        inner = next((one for one in inside if isinstance(one, BaseException)), None)
-        if inner is None:
-            break
-        error = inner
-    return error
-
-
-def _ready(connection: Any, timeout: float) -> None:
-    """Before a request: the connection is there, and its sending may take as long as its answer."""
-    if connection.sock is None:
-        connection.connect()
-    else:
-        _now.line.hold(connection.sock)
-    connection.timeout = timeout
-
-
-def _pool(address: Address, size: int, read_timeout: float, ca_file: str | os.PathLike[str] | None) -> Any:
-    """A pool of connections, each of which tells the line it is used on."""
-    from urllib3.connection import HTTPConnection, HTTPSConnection
-    from urllib3.connectionpool import HTTPConnectionPool, HTTPSConnectionPool
-    from urllib3.exceptions import ConnectTimeoutError
-
-    def connect(connection: Any) -> socket.socket:
-        line: Line = _now.line
-        failed: OSError = OSError("no address")
-        for family, kind, protocol, _, where in socket.getaddrinfo(address.host, address.port, type=socket.SOCK_STREAM):
-            new = socket.socket(family, kind, protocol)
-            try:
-                line.hold(new)
-                new.settimeout(connection.timeout)
-                new.connect(where)
-                new.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-                return new
-            except OSError as error:
-                new.close()
-                failed = error
-            except BaseException:
-                new.close()
-                raise
-        if isinstance(failed, TimeoutError):
-            raise ConnectTimeoutError(str(failed)) from failed
-        raise failed
-
-    class Plain(HTTPConnection):
-        def _new_conn(self) -> socket.socket:
-            return connect(self)
-
-        def request(self, *args: Any, **kwargs: Any) -> None:
-            _ready(self, read_timeout)
-            super().request(*args, **kwargs)
-
-    class Secure(HTTPSConnection):
-        def _new_conn(self) -> socket.socket:
-            return connect(self)
-
-        def request(self, *args: Any, **kwargs: Any) -> None:
-            _ready(self, read_timeout)
-            super().request(*args, **kwargs)
-
-    pool: HTTPConnectionPool
-    if address.scheme == "http":
-        pool = HTTPConnectionPool(address.host, address.port, maxsize=size, block=False)
-        pool.ConnectionCls = Plain
-    else:
-        context = _trust(ca_file)
-        pool = HTTPSConnectionPool(
-            address.host, address.port, maxsize=size, block=False, ssl_context=context, cert_reqs="CERT_REQUIRED"
-        )
-        pool.ConnectionCls = Secure
-    return pool
-
-
 def _trust(ca_file: str | os.PathLike[str] | None) -> ssl.SSLContext:
     """Certificates are checked against `ca_file`, else against the system's authorities, else against certifi's."""
     try:
         context = ssl.create_default_context(cafile=os.fspath(ca_file) if ca_file is not None else None)
     except (OSError, TypeError, ValueError) as error:
         raise BadArgument(f"the tunnel's ca_file {ca_file!r} can't be used: {error}") from None
+    context.set_alpn_protocols(["http/1.1"])
     paths = ssl.get_default_verify_paths()
     if ca_file is None and paths.cafile is None and paths.capath is None:
         with contextlib.suppress(ImportError):

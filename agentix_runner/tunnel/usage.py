@@ -43,7 +43,7 @@ class Usage:
         )
 
 
-class Meter:
+class UsageReader:
     """Reads along with one answer. What it can't make sense of it leaves alone."""
 
     def __init__(self, content_type: str) -> None:

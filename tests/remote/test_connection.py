@@ -19,9 +19,9 @@ import pytest
 
 from agentix_runner import LocalProvider, SandboxConfig, __version__
 from agentix_runner.errors import BadResult, CallError, SandboxDied, SandboxStartError
+from agentix_runner.providers.sandbox import RemoteSandbox
 from agentix_runner.remote.host import calls, connection
 from agentix_runner.remote.host.calls import Reach, make_call
-from agentix_runner.remote.host.connection import RemoteSandbox
 from agentix_runner.remote.host.transport import Ended, Transport
 from agentix_runner.remote.sandbox import worker
 from agentix_runner.remote.wire import frames

@@ -14,7 +14,7 @@ import pytest
 from attrs import asdict
 
 from agentix_runner import AgentResult, LocalProvider, SandboxConfig, Timeouts, run_rollouts
-from agentix_runner.remote.host.connection import RemoteSandbox
+from agentix_runner.providers.sandbox import RemoteSandbox
 from agentix_runner.rollout.bridge import AwaitableSandbox
 from agentix_runner.tunnel.usage import Usage
 

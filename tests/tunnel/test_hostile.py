@@ -17,7 +17,7 @@ from typing import Any
 import pytest
 
 from agentix_runner import LocalProvider, SandboxConfig
-from agentix_runner.remote.host.connection import RemoteSandbox
+from agentix_runner.providers.sandbox import RemoteSandbox
 from agentix_runner.remote.wire import frames
 from agentix_runner.remote.wire.frames import MAX_PAYLOAD, WINDOW, Frame
 from agentix_runner.remote.wire.streams import Reset, Stalled, Stream, pack_head, unpack_head

@@ -25,7 +25,7 @@ from hypothesis import strategies as st
 from agentix_runner import LocalProvider, SandboxConfig
 from agentix_runner.errors import BadArgument
 from agentix_runner.providers.docker import DockerProvider
-from agentix_runner.remote.host.connection import RemoteSandbox
+from agentix_runner.providers.sandbox import RemoteSandbox
 from agentix_runner.tunnel import record as record_module
 from agentix_runner.tunnel.record import Copy, Inflater, Record
 from agentix_runner.tunnel.secrets import Mask, is_secret

@@ -20,7 +20,7 @@ from hypothesis import strategies as st
 
 from agentix_runner import LocalProvider, SandboxConfig
 from agentix_runner.errors import BadArgument
-from agentix_runner.remote.host.connection import RemoteSandbox
+from agentix_runner.providers.sandbox import RemoteSandbox
 from agentix_runner.remote.sandbox.http1 import Incoming, Refusal, parse_head
 from agentix_runner.tunnel.policy import Address, check_headers, check_request, incoming, outgoing
 

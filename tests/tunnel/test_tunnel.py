@@ -20,7 +20,7 @@ from agentix_runner import SandboxConfig
 from agentix_runner.errors import BadArgument, SandboxDied
 from agentix_runner.providers.docker import DockerProvider
 from agentix_runner.providers.local import LocalProvider
-from agentix_runner.remote.host.connection import RemoteSandbox
+from agentix_runner.providers.sandbox import RemoteSandbox
 from agentix_runner.remote.sandbox import inlet as inlet_module
 from agentix_runner.remote.sandbox.inlet import Inlet, Inlets
 from agentix_runner.tunnel import tunnel as tunnel_module

@@ -25,7 +25,7 @@ from agentix_runner.errors import BadResult, CallError, RemoteError, SandboxDied
 from agentix_runner.protocols import Sandbox, SandboxProvider
 from agentix_runner.providers.docker import DockerProvider
 from agentix_runner.providers.local import LocalProvider
-from agentix_runner.remote.host.connection import RemoteSandbox
+from agentix_runner.providers.sandbox import RemoteSandbox
 
 from ..support import wire_functions as remote
 

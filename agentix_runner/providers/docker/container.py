@@ -12,9 +12,9 @@ from typing import TYPE_CHECKING, Any
 from ...bundle import BUNDLE_LABEL, PYTHON, ROOT, SITE
 from ...errors import SandboxError, SandboxStartError
 from ...records import SandboxConfig
-from ...remote.host.connection import RemoteSandbox
 from ...remote.sandbox import guard
 from .. import owners
+from ..sandbox import RemoteSandbox
 from . import sweep
 from .attach import AttachTransport
 from .engine import one_line

@@ -18,8 +18,8 @@ from attrs import field, frozen
 
 from ...errors import BadArgument, BundleError, SandboxStartError
 from ...records import SandboxConfig
-from ...remote.host.connection import RemoteSandbox
 from .. import settings
+from ..sandbox import RemoteSandbox
 from .container import Container
 from .engine import connect
 from .shared import Here

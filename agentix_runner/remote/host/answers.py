@@ -5,8 +5,8 @@ Also the words for a sandbox's end, which is every waiting call's answer.
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable
-from concurrent.futures import Future
 from typing import Any
 
 from ...errors import BadResult, CallError, RemoteError, SandboxDied, SandboxError, SandboxStartError
@@ -19,111 +19,104 @@ from .typed import annotation_of, rebuild
 _REPORT_LIMIT = 1024 * 1024
 # What a message has besides the value.
 _SLACK = 1024 * 1024
-_STAGES = ("call", "raised", "result")
+_REPORT_KEYS = frozenset(("stage", "type", "message", "traceback"))
 
 
-class Call:
-    """A call that waits for its answer.
+class Answer:
+    """The answer to a call of `function`, which the connection's reader fills in and one thread waits for.
 
-    `future` gets the message as it came, (kind, data), for `value` to decode, where `raw`; else the value itself.
-    Whoever takes the call out of the client's table, and nobody else, settles it.
+    A sandbox that keeps to no limit is cut off at `max_result` bytes; what comes beyond is dropped.
     """
 
-    __slots__ = ("_data", "_kind", "_why_bad", "function", "future", "name", "raw")
-
-    def __init__(self, function: Callable[..., Any], *, raw: bool) -> None:
-        self.function = function
+    def __init__(self, function: Callable[..., Any], max_result: int) -> None:
         self.name = name_of(function)
-        self.future: Future[Any] = Future()
-        self.raw = raw
+        self._function = function
+        self._max_result = max_result
         self._kind = 0
         self._data = bytearray()
-        self._why_bad = ""
+        self._error: SandboxError | None = None
+        # Free when the answer is whole, or when there won't be any. (An Event would be one more lock and a list.)
+        self._waiting = threading.Lock()
+        self._waiting.acquire()
 
-    def take(self, frame: frames.Frame, max_result: int) -> bool:
-        """Take a frame of the answer. False: the answer is no good already; `refuse` the call, and drop the rest."""
-        limit = max_result + _SLACK if frame.kind == frames.RESULT else _REPORT_LIMIT
+    # --- for the reader ---
+
+    def take(self, frame: frames.Frame) -> None:
+        """Take a frame of the answer."""
+        limit = self._max_result + _SLACK if frame.kind == frames.RESULT else _REPORT_LIMIT
         if self._kind not in (0, frame.kind):
-            self._why_bad = "a result and an error in one"
+            self._refuse("a result and an error in one")
         elif len(self._data) + len(frame.payload) > limit:
-            self._why_bad = f"more than {limit} bytes"
+            self._refuse(f"more than {limit} bytes")
         else:
             self._kind = frame.kind
             self._data += frame.payload
-            return True
+        if frame.end:
+            self._waiting.release()
+
+    def _refuse(self, why: str) -> None:
         self._data = bytearray()
-        return False
+        if self._error is None:
+            self._error = self._bad(why)
 
-    def refuse(self) -> None:
-        """Settle the call as having a bad answer."""
-        self.fail(BadResult(f"what came back from {self.name} is no valid result: {self._why_bad}"))
+    def fail(self, error: SandboxError) -> None:
+        """There won't be an answer. Not after its last frame."""
+        self._error = error
+        self._waiting.release()
 
-    def fail(self, error: BaseException) -> None:
-        """Settle the call with an error."""
-        if self.future.set_running_or_notify_cancel():
-            self.future.set_exception(error)
+    # --- for the caller ---
 
-    def size(self) -> int:
-        """Bytes of the answer so far."""
-        return len(self._data)
+    def wait(self) -> None:
+        """Return when the answer is there, or when there won't be any."""
+        self._waiting.acquire()
 
-    def deliver(self) -> None:
-        """The answer is whole: settle the call with it as it came."""
-        if self.future.set_running_or_notify_cancel():
-            self.future.set_result((self._kind, self._data))
-
-    def decode(self) -> None:
-        """The answer is whole: settle the call with its value."""
-        if not self.future.set_running_or_notify_cancel():
-            return
-        data, self._data = self._data, bytearray()
-        try:
-            value = self.value(self._kind, data)
-        except BaseException as error:
-            # Whatever the annotation's own classes raise is for who waits, and not for the thread that decodes.
-            self.future.set_exception(error)
-        else:
-            self.future.set_result(value)
-
-    def value(self, kind: int, data: bytearray) -> Any:
+    def value(self) -> Any:
         """What the answer says.
 
         Raises:
             RemoteError, CallError, BadResult: it says that there is no value.
             BadResult: it is malformed, or not what the function's annotation says.
+            SandboxError: there was none.
         """
+        if self._error is not None:
+            raise self._error
+        data, self._data = self._data, bytearray()
         try:
-            if kind == frames.ERROR:
-                raise self._error(decode(data))
             value = decode(data)
+            if self._kind == frames.ERROR:
+                raise self._reported(value)
         except Malformed as error:
-            raise BadResult(f"what came back from {self.name} is no valid result: {error}") from None
-        return rebuild(value, annotation_of(self.function), self.name)
+            raise self._bad(str(error)) from None
+        return rebuild(value, annotation_of(self._function), self.name)
 
-    def _error(self, report: Any) -> SandboxError:
-        keys = ("stage", "type", "message", "traceback")
-        if not isinstance(report, dict) or set(report) != set(keys) or not all(type(report[k]) is str for k in keys):
+    def _bad(self, why: str) -> BadResult:
+        return BadResult(f"what came back from {self.name} is not a valid result: {why}")
+
+    def _reported(self, report: Any) -> SandboxError:
+        """The error that a report tells of. Raises Malformed."""
+        valid = isinstance(report, dict) and set(report) == _REPORT_KEYS
+        if not valid or not all(type(text) is str for text in report.values()):
             raise Malformed("an error report that is not of the form it must have")
-        stage, kind, message, traceback = (report[key] for key in keys)
-        if stage not in _STAGES:
-            raise Malformed("an error report of an unknown stage")
+        stage, kind, message = report["stage"], report["type"], report["message"]
         text = f"{kind}: {message}" if message else kind
         if stage == "call":
             return CallError(f"{self.name} can't be run in the sandbox: {text}")
         if stage == "result":
             return BadResult(f"{self.name} returned what can't be sent: {message or kind}")
+        if stage != "raised":
+            raise Malformed("an error report of an unknown stage")
         return RemoteError(
-            f"{self.name} raised {text}", type_name=kind, remote_message=message, remote_traceback=traceback
+            f"{self.name} raised {text}", type_name=kind, remote_message=message, remote_traceback=report["traceback"]
         )
 
 
-def quoted(text: str) -> str:
+def shown_text(text: str) -> str:
     """What a process wrote, as the end of a one-line message."""
     lines = " | ".join(line.strip() for line in text.splitlines() if line.strip())
     return f"; it wrote: {lines[-2000:]}" if lines else ""
 
 
-def death(name: str, ended: Ended) -> SandboxDied:
+def death_error(name: str, ended: Ended) -> SandboxDied:
     """The error for a call of `name` that was under way when the sandbox ended."""
     code, how = ended.exit_code, "ended"
     if ended.oom:
@@ -133,14 +126,14 @@ def death(name: str, ended: Ended) -> SandboxDied:
     elif code is not None:
         how = f"exited with code {code}"
     return SandboxDied(
-        f"the sandbox's worker {how} while {name} ran{quoted(ended.text)}", exit_code=code, oom=ended.oom
+        f"the sandbox's worker {how} while {name} ran{shown_text(ended.text)}", exit_code=code, oom=ended.oom
     )
 
 
-def stillborn(ended: Ended) -> SandboxStartError:
+def start_error(ended: Ended) -> SandboxStartError:
     """The error for a sandbox that ended before it had answered."""
     code = "" if ended.exit_code is None else f" (exit code {ended.exit_code})"
-    wrote = quoted(ended.text) or "; it wrote nothing"
+    wrote = shown_text(ended.text) or "; it wrote nothing"
     return SandboxStartError(
         f"the sandbox's interpreter ended before it was ready{code}{wrote}. Check that it runs at all", transient=False
     )

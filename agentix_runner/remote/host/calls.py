@@ -27,7 +27,7 @@ _registering = threading.Lock()
 
 
 @frozen(kw_only=True)
-class Reach:
+class ImportableModules:
     """What the sandbox can import. `shared`: all that this process can. Otherwise the standard library and `modules`
     (names of top-level modules). `python` is the sandbox's version, as (major, minor)."""
 
@@ -52,21 +52,21 @@ def name_of(function: object) -> str:
 
 
 def make_call(
-    function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any], reach: Reach
+    function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any], importable: ImportableModules
 ) -> list[bytes | memoryview]:
     """The parts of a call. Raises CallError."""
     if not callable(function):
         raise CallError(f"remote() got {function!r:.200}, which is not callable: give a function and its arguments")
-    reference = _reference(function, reach)
+    reference = _reference(function, importable)
     what = f"the arguments of {name_of(function)}"
-    arguments = _dump((args, kwargs), what, reach)
-    target = _dump(function, name_of(function), reach) if reference is None else reference.encode()
+    arguments = _dump((args, kwargs), what, importable)
+    target = _dump(function, name_of(function), importable) if reference is None else reference.encode()
     return [bytes([reference is not None]) + len(target).to_bytes(4, "big") + target, arguments]
 
 
-def _reference(function: Any, reach: Reach) -> str | None:
+def _reference(function: Any, importable: ImportableModules) -> str | None:
     module, path = getattr(function, "__module__", None), getattr(function, "__qualname__", None)
-    if not isinstance(module, str) or not isinstance(path, str) or not reach.imports(module):
+    if not isinstance(module, str) or not isinstance(path, str) or not importable.imports(module):
         return None
     found: Any = sys.modules.get(module)
     for part in path.split("."):
@@ -81,32 +81,32 @@ class _NotByName(Exception):
 class _Pickler(pickle.Pickler):
     """pickle, which stops at what the sandbox can't import. Called for classes and functions, not for plain data."""
 
-    def __init__(self, file: io.BytesIO, reach: Reach) -> None:
+    def __init__(self, file: io.BytesIO, importable: ImportableModules) -> None:
         super().__init__(file, protocol=5)
-        self._reach = reach
+        self._importable = importable
 
     def reducer_override(self, value: Any) -> Any:
         # The builtin singletons' classes have no name to import them by, and pickle knows them.
         named = isinstance(value, FunctionType) or (issubclass(type(value), type) and value not in _NAMELESS)
-        if named and _reference(value, self._reach) is None:
+        if named and _reference(value, self._importable) is None:
             raise _NotByName(name_of(value))
         return NotImplemented
 
 
-def _dump(value: Any, what: str, reach: Reach) -> bytes:
+def _dump(value: Any, what: str, importable: ImportableModules) -> bytes:
     file = io.BytesIO()
     try:
-        _Pickler(file, reach).dump(value)
+        _Pickler(file, importable).dump(value)
     except _NotByName as error:
-        return _dump_by_value(value, what, str(error), reach)
+        return _dump_by_value(value, what, str(error), importable)
     except Exception as error:
         raise CallError(f"{what} can't be sent: {type(error).__name__}: {error}") from error
     return file.getvalue()
 
 
-def _dump_by_value(value: Any, what: str, culprit: str, reach: Reach) -> bytes:
-    if reach.python != sys.version_info[:2]:
-        here, there = ".".join(map(str, sys.version_info[:2])), ".".join(map(str, reach.python))
+def _dump_by_value(value: Any, what: str, culprit: str, importable: ImportableModules) -> bytes:
+    if importable.python != sys.version_info[:2]:
+        here, there = ".".join(map(str, sys.version_info[:2])), ".".join(map(str, importable.python))
         raise CallError(
             f"{what} would have to go by value ({culprit} can't be imported in the sandbox), which needs the same "
             f"Python on both sides: here is {here}, there {there}. Put it into a module that the sandbox has"
@@ -116,7 +116,7 @@ def _dump_by_value(value: Any, what: str, culprit: str, reach: Reach) -> bytes:
     except ImportError:
         raise CallError(f"{what} can't be imported in the sandbox ({culprit}): {_REMEDY}") from None
     try:
-        with by_value(own_modules(reach)):
+        with by_value(own_modules(importable)):
             return bytes(cloudpickle.dumps(value, protocol=5))
     except Exception as error:
         raise CallError(f"{what} can't be sent: {type(error).__name__}: {error}") from error
@@ -140,14 +140,14 @@ def by_value(modules: Iterable[ModuleType]) -> Iterator[None]:
                 cloudpickle.unregister_pickle_by_value(module)
 
 
-def own_modules(reach: Reach) -> list[ModuleType]:
+def own_modules(importable: ImportableModules) -> list[ModuleType]:
     """Loaded modules that the sandbox lacks and that are nobody's package: the user's own, of the working directory."""
-    if reach.shared:
+    if importable.shared:
         return []
     installed = tuple({sysconfig.get_path(name) for name in ("purelib", "platlib", "stdlib", "platstdlib")})
     own = []
     for name, module in list(sys.modules.items()):
         file = getattr(module, "__file__", None)
-        if file and not reach.imports(name) and name != "__main__" and not file.startswith(installed):
+        if file and not importable.imports(name) and name != "__main__" and not file.startswith(installed):
             own.append(module)
     return own

@@ -47,17 +47,17 @@ class SandboxLog:
             *lines, rest = self._line.split(b"\n")
             self._line = rest
             for line in lines:
-                self._say(line)
+                self._log_line(line)
             if len(self._line) > _LONGEST_LINE:
                 self.finish()
 
     def finish(self) -> None:
         """Log the last line, which has no end."""
         if self._line:
-            self._say(self._line)
+            self._log_line(self._line)
             self._line = bytearray()
 
-    def _say(self, line: bytes | bytearray) -> None:
+    def _log_line(self, line: bytes | bytearray) -> None:
         for start in range(0, len(line) or 1, _LONGEST_LINE):
             text = line[start : start + _LONGEST_LINE].decode("utf-8", "replace").rstrip("\r")
             _sandbox_log.debug("%s", text, extra=self._extra)

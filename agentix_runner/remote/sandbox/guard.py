@@ -74,7 +74,7 @@ def main(directory: str | None = None) -> None:
     status = _watch(worker, waker)
     if status is not None:
         code = os.waitstatus_to_exitcode(status)
-        _say(words, log_reader, transit, code, code == -signal.SIGKILL and _oom_kills() > ooms)
+        _tell_end(words, log_reader, transit, code, code == -signal.SIGKILL and _oom_kills() > ooms)
         _hang_up()
     gone = _kill_all(worker, status is None)
     if directory:
@@ -105,7 +105,7 @@ class _Waker:
     def _terminate(self, number: int, frame: Any) -> None:
         self.terminated = True
 
-    def drain(self) -> None:
+    def empty(self) -> None:
         try:
             while os.read(self.reader, 512):
                 pass
@@ -168,14 +168,14 @@ def _watch(worker: int, waker: _Waker) -> int | None:
                 break
         ready = dict(poll.poll())
         if waker.reader in ready:
-            waker.drain()
+            waker.empty()
         if ready.get(0, 0) & (select.POLLHUP | select.POLLERR | select.POLLNVAL):
             return None
     return None
 
 
 def _transit() -> int | None:
-    """Where the worker keeps what it has read of the log and not sent yet. See `remote.printed`."""
+    """Where the worker keeps what it has read of the log and not sent yet. See `output`."""
     if sys.platform != "linux" or not hasattr(os, "splice"):
         return None
     try:
@@ -184,7 +184,7 @@ def _transit() -> int | None:
         return None
 
 
-def _say(words: int, log_reader: int, transit: int | None, code: int, oom: bool) -> None:
+def _tell_end(words: int, log_reader: int, transit: int | None, code: int, oom: bool) -> None:
     """Tell how the worker ended, after what was printed and the worker did not live to send. (What it had sent just
     before may be told twice.)"""
     printed = b""

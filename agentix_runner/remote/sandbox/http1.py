@@ -126,7 +126,7 @@ def parse_head(data: bytes) -> Request:
     return Request(line[1], line[2], int(line[3]), headers)
 
 
-class Incoming:
+class RequestReader:
     """What a client sends on its connection. Each method raises OSError (also of the socket's timeout) and Refusal."""
 
     def __init__(self, connection: socket.socket) -> None:
@@ -206,7 +206,7 @@ class Incoming:
         return bool(data)
 
 
-class Outgoing:
+class ResponseWriter:
     """An answer on its way to a client that sent `request`. `keeps`: another request may follow on this connection.
 
     `length` is what the answer's head says of its body; None: not known.

@@ -11,18 +11,18 @@ import threading
 import time
 
 from ..wire import frames
-from ..wire.outbox import Closed
+from ..wire.frames import Closed
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from ..wire.outbox import Outbox
+    from ..wire.frames import Outbox
 
 # What a pipe holds on Linux; more than that can't be waiting.
 _PIPE = 64 * 1024
 _GATHER_S = 0.002
 
 
-class Printed:
+class OutputSender:
     """Reads the pipe that is everybody's stdout and stderr in the sandbox. At most `limit` bytes of it are sent; the
     rest is read and dropped, so that nobody who prints is ever stuck.
 
@@ -41,7 +41,7 @@ class Printed:
         # Held from reading to sending: what was printed first is sent first, and before the result that follows it.
         self._moving = threading.Lock()
 
-    def pump(self) -> None:
+    def run(self) -> None:
         """Send what comes, for ever. For a thread of its own."""
         poll = select.poll()
         poll.register(self._pipe, select.POLLIN)
@@ -52,7 +52,7 @@ class Printed:
                     # Few and large frames; and what was printed just before a crash is still in the pipe, where the
                     # guard finds it.
                     time.sleep(_GATHER_S)
-                if not self.drain():
+                if not self.send_rest():
                     return
         except (Closed, OSError):
             pass
@@ -61,7 +61,7 @@ class Printed:
         """Bytes in the pipe."""
         return int.from_bytes(fcntl.ioctl(self._pipe, termios.FIONREAD, bytes(4)), sys.byteorder)
 
-    def drain(self) -> bool:
+    def send_rest(self) -> bool:
         """Send what has been printed so far. False at the end of the pipe: nobody can print any more."""
         with self._moving:
             for _ in range(2):

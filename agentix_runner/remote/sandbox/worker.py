@@ -19,40 +19,38 @@ import threading
 from ..._version import __version__
 from ..wire import frames
 from ..wire.codec import Unsendable, encode
-from ..wire.frames import Frame, FrameError, FrameReader
-from ..wire.outbox import Closed, Outbox
-from .output import Printed
+from ..wire.frames import Closed, Frame, FrameError, FrameReader, Outbox
+from .output import OutputSender
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
     from typing import Any
 
-    from .inlet import Inlets
+    from .inlet import TunnelListeners
 
 _TEXT_LIMIT = 64 * 1024
 # Seconds that the modules of one call may keep those of the others waiting.
 _LOADING_S = 60.0
 
-
 current: Worker | None = None
-"""This process' worker, for what the host calls in it."""
+"""This process's worker, for what the host calls in it."""
 
 
 def serve(log_reader: int, log_writer: int, transit: int | None = None) -> int:
     """Work until the host hangs up. The frames are stdin and stdout; the log is a pipe, and `transit` what keeps what
     was read from it until it is sent. Returns the exit code."""
-    inlet, outlet, log = _away(0), _away(1), _away(log_reader)
+    inlet, outlet, log = _detach(0), _detach(1), _detach(log_reader)
     os.close(log_reader)
     if transit is not None:
-        low, transit = transit, _away(transit)
+        low, transit = transit, _detach(transit)
         os.close(low)
     null = os.open(os.devnull, os.O_RDONLY)
     os.dup2(null, 0)
     os.close(null)
     global current
     worker = current = Worker(inlet, outlet, log, transit)
-    greeting = worker.greet()
+    hello = worker.receive_hello()
     os.dup2(log_writer, 1)
     os.dup2(log_writer, 2)
     os.close(log_writer)
@@ -61,11 +59,11 @@ def serve(log_reader: int, log_writer: int, transit: int | None = None) -> int:
     sys.argv = [""]
     os.register_at_fork(after_in_child=worker.forked)
     gc.enable()
-    worker.answer(greeting)
+    worker.send_hello(hello)
     return worker.run()
 
 
-def _away(number: int) -> int:
+def _detach(number: int) -> int:
     """A copy of a descriptor, out of reach of code that closes or reuses the low numbers, and of programs started."""
     for lowest in (200, 3):
         try:
@@ -83,10 +81,10 @@ class Worker:
         self.outlet = outlet
         self.reader = FrameReader(lambda size: os.read(inlet, size))
         self.outbox = Outbox(self._write)
-        self.printed = Printed(log, self.outbox, transit)
+        self.output = OutputSender(log, self.outbox, transit)
         self.max_result = 1 << 62
         self.is_fork = False
-        self.inlets: Inlets | None = None
+        self.listeners: TunnelListeners | None = None
         self._coming: dict[int, bytearray] = {}
         self._loading = threading.Lock()
 
@@ -95,45 +93,45 @@ class Worker:
         while view:
             view = view[os.write(self.outlet, view) :]
 
-    def greet(self) -> dict[str, Any]:
-        """Take the host's greeting and do as it says. Returns it."""
+    def receive_hello(self) -> dict[str, Any]:
+        """Take the host's hello and do as it says. Returns it."""
         payload = bytearray()
-        while True:
+        end = False
+        while not end:
             frame = self.reader.next()
             if frame is None:
                 os._exit(0)
             if frame.kind != frames.HELLO:
                 raise FrameError(f"the first frame is of kind {frame.kind}: the host is of another version")
             payload += frame.payload
-            if frame.end:
-                break
-        greeting: dict[str, Any] = json.loads(bytes(payload))
-        if greeting.get("path") is not None:
-            sys.path[:] = greeting["path"]
-            sys.prefix = greeting["prefix"]
-            sys.exec_prefix = greeting["exec_prefix"]
-        os.environ.update(greeting.get("environ", {}))
-        for name in greeting.get("editable", ()):
+            end = frame.end
+        hello: dict[str, Any] = json.loads(bytes(payload))
+        if hello.get("path") is not None:
+            sys.path[:] = hello["path"]
+            sys.prefix = hello["prefix"]
+            sys.exec_prefix = hello["exec_prefix"]
+        os.environ.update(hello.get("environ", {}))
+        for name in hello.get("editable", ()):
             # What a .pth file of site-packages would have done.
             sys.modules.pop(name, None)
             __import__(name)
             sys.modules[name].install()
-        self.max_result = greeting["max_result"]
-        self.printed.limit = greeting["max_log"]
-        return greeting
+        self.max_result = hello["max_result"]
+        self.output.limit = hello["max_log"]
+        return hello
 
-    def answer(self, greeting: dict[str, Any]) -> None:
-        """Say who this is."""
+    def send_hello(self, hello: dict[str, Any]) -> None:
+        """Answer the host's `hello`: say who this is."""
         mine: dict[str, Any] = {
             "wire": frames.WIRE,
             "agentix": __version__,
             "python": list(sys.version_info[:3]),
             "pid": os.getpid(),
         }
-        if greeting.get("path") is None:
+        if hello.get("path") is None:
             mine["modules"] = _top_level_modules()
         self.outbox.send(frames.HELLO, 0, [json.dumps(mine).encode()])
-        threading.Thread(target=self.printed.pump, name="agentix-log", daemon=True).start()
+        threading.Thread(target=self.output.run, name="agentix-log", daemon=True).start()
 
     def run(self) -> int:
         """Take calls until the host hangs up."""
@@ -144,8 +142,8 @@ class Worker:
             if frame.kind == frames.CALL:
                 self._take_call(frame)
             elif frame.stream >= frames.TUNNEL_STREAMS:
-                if self.inlets is not None:
-                    self.inlets.take(frame)
+                if self.listeners is not None:
+                    self.listeners.take(frame)
             elif frame.kind == frames.CREDIT:
                 self.outbox.grant(frame.stream, frames.credit_of(frame))
 
@@ -174,7 +172,7 @@ class Worker:
             self._flush()
             # The function may have closed anything.
             with contextlib.suppress(OSError):
-                self.printed.drain()
+                self.output.send_rest()
             self.outbox.send_within_window(kind, call, parts)
         except Closed:
             os._exit(0)
@@ -227,11 +225,31 @@ class Worker:
     def forked(self) -> None:
         """In a fork of this process: the frames are not for it, and it must not hold them open."""
         self.is_fork = True
-        if self.inlets is not None:
-            self.inlets.forked()
+        if self.listeners is not None:
+            self.listeners.forked()
         for number in (self.inlet, self.outlet):
             with contextlib.suppress(OSError):
                 os.close(number)
+
+
+def open_tunnel(number: int, max_concurrent: int) -> int:
+    """Listen for tunnel `number`, and return the port on 127.0.0.1. Called by the host, as any function is."""
+    return _listeners().open(number, max_concurrent)
+
+
+def close_tunnel(number: int) -> None:
+    """Close the listener of a tunnel, and every connection to it. Called by the host."""
+    _listeners().close(number)
+
+
+def _listeners() -> TunnelListeners:
+    if current is None:
+        raise RuntimeError("this is not a sandbox's worker")
+    if current.listeners is None:
+        from .inlet import TunnelListeners
+
+        current.listeners = TunnelListeners(current.outbox.put)
+    return current.listeners
 
 
 async def _nothing() -> None: ...

@@ -26,7 +26,7 @@ class Reset(Exception):
     """The request comes to no good end; the message says why."""
 
 
-class Stalled(Exception):
+class Stalled(TimeoutError):
     """The other end neither sent nor took anything for too long."""
 
 

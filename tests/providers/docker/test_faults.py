@@ -24,7 +24,7 @@ import pytest
 
 from agentix_runner import AgentResult, DockerProvider, SandboxConfig, Timeouts, run_rollouts
 from agentix_runner.errors import SandboxDied, SandboxError
-from agentix_runner.remote.host.connection import RemoteSandbox
+from agentix_runner.providers.sandbox import RemoteSandbox
 
 from ...conftest import eventually
 from ...support import docker_functions as there
