@@ -31,4 +31,4 @@ class RemoteSandbox(Connection):
         from ..tunnel.tunnel import Tunnel, Tunnels  # most sandboxes have none
 
         tunnels = self.handler(Tunnels)
-        return Tunnel(self, tunnels, upstream, headers=headers, record=record, labels=self.labels, **options)
+        return Tunnel(self, tunnels, upstream, headers=headers, record=record, **options)

@@ -18,9 +18,10 @@ from attrs import asdict
 from ..remote.sandbox.http1 import Refusal
 from ..remote.wire.frames import Closed, FrameError
 from ..remote.wire.streams import Reset, Stalled, Stream
+from ..text import is_secret_header
 from .policy import Headers, Limits, RequestHead, check_request, outgoing
 from .record import BodyCopy, Inflater, Record
-from .secrets import SecretFilter, is_secret
+from .secrets import SecretFilter
 from .upstream import Upstream, UpstreamConnection, UpstreamResponse
 from .usage import Usage, UsageReader
 
@@ -73,7 +74,7 @@ class Account:
 
     def shown(self, headers: Headers) -> Headers:
         """Headers as a record may show them."""
-        return [(name, self.secrets.hide_text(value)) for name, value in headers if not is_secret(name)]
+        return [(name, self.secrets.hide_text(value)) for name, value in headers if not is_secret_header(name)]
 
 
 class Exchange:
@@ -124,11 +125,14 @@ class Exchange:
         response = self._ask(request)
         whole = False
         try:
-            self._relay(request, response)
+            rest = self._relay(request, response)
             # A connection with something unsent is not good for another request.
-            whole = self.stream.is_whole()
+            whole = request.length == 0 or self.stream.is_whole()
         finally:
             response.close(whole=whole)
+        # Last: whoever has read an answer finds it accounted for, and its connection free.
+        self._record()
+        self._send(rest, end=True)
 
     def _refuse(self, refusal: Refusal) -> None:
         """The tunnel's own answer. Raises Reset where nobody waits for it: then the cause may be just that."""
@@ -188,7 +192,8 @@ class Exchange:
 
     # --- the answer ---
 
-    def _relay(self, request: RequestHead, response: UpstreamResponse) -> None:
+    def _relay(self, request: RequestHead, response: UpstreamResponse) -> bytes:
+        """Send the answer on, all but its last part, which is returned."""
         account, limit = self._account, self._limits.max_response_bytes
         self._entry |= {"status": response.status, "first_byte_s": self._elapsed()}
         if account.record is not None:
@@ -201,9 +206,9 @@ class Exchange:
         except FrameError:
             raise Refusal(502, f"{self._upstream.address} answered with headers that are too large") from None
         bodyless = request.method == "HEAD" or response.status in (204, 304)
-        self._relay_body(response, 0 if bodyless else response.length)
+        return self._relay_body(response, 0 if bodyless else response.length)
 
-    def _relay_body(self, response: UpstreamResponse, length: int | None) -> None:
+    def _relay_body(self, response: UpstreamResponse, length: int | None) -> bytes:
         limit = self._limits.max_response_bytes
         inflater = Inflater(response.header("content-encoding"))
         # What is compressed can't be searched; it can only be said that it was not asked for.
@@ -229,9 +234,7 @@ class Exchange:
             raise Refusal(502, f"{self._upstream.address} closed the connection inside its answer")
         if secrets is not None:
             rest += secrets.feed(b"", last=True)
-        # Before the sandbox sees the end.
-        self._record()
-        self._send(rest, end=True)
+        return rest
 
     # --- both ---
 

@@ -8,7 +8,6 @@ from __future__ import annotations
 import base64
 import contextlib
 import json
-import re
 from collections.abc import Callable, Mapping
 from functools import partial
 from urllib.parse import quote
@@ -19,18 +18,13 @@ from ..text import is_secret_header
 _SHORTEST = 8
 
 
-def is_secret(name: str) -> bool:
-    """Whether a header of this name holds a secret, by all appearances."""
-    return is_secret_header(name)
-
-
 class SecretFilter:
     """Hides the secrets among a tunnel's own `headers`."""
 
     def __init__(self, headers: Mapping[str, str | None]) -> None:
         found: set[bytes] = set()
         for name, value in headers.items():
-            if value and is_secret(name):
+            if value and is_secret_header(name):
                 found |= _spellings(value)
         # Longest first: where one is a part of another, all of it is hidden.
         self._secrets = sorted(found, key=len, reverse=True)

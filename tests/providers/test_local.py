@@ -23,6 +23,7 @@ from agentix_runner.providers import directories, known_providers
 from agentix_runner.providers.owners import Owner, process_start
 
 from ..support import wire_functions as remote
+from ..support.background import in_background
 from ..support.fakes import PlainAgent, PlainDataset
 
 EMPTY = SandboxConfig(image="")
@@ -177,7 +178,7 @@ def test_modules_of_calls_that_overlap_are_loaded_one_after_the_other(
     monkeypatch.syspath_prepend(str(tmp_path))
     functions = [importlib.import_module(name).when for name in ("one_slow_module", "another_slow_module")]
     with LocalProvider().session(EMPTY) as sandbox:
-        calls = [sandbox.submit(function) for function in functions]
+        calls = [in_background(sandbox.remote, function) for function in functions]
         first, second = sorted(call.result(60) for call in calls)
     assert first[1] <= second[0]
 
@@ -308,10 +309,10 @@ def test_a_session_leaves_nothing(tmp_path: Path, nothing_left: None) -> None:
     with LocalProvider(root=tmp_path / "root").session(SandboxConfig(image="", on_log=lambda data: None)) as sandbox:
         assert len(sandbox.remote(remote.zeros, 4_000_000)) == 4_000_000
         sandbox.remote(remote.say_much, 3_000_000)
-        sandbox.submit(remote.sleep, 60)
+        in_background(sandbox.remote, remote.sleep, 60)
     session = LocalProvider(root=tmp_path / "root").session(EMPTY)
     sandbox = session.__enter__()
-    sandbox.submit(remote.sleep, 60)
+    in_background(sandbox.remote, remote.sleep, 60)
     sandbox.kill()
     assert session.__exit__(RuntimeError, RuntimeError("of the body"), None) is False
 

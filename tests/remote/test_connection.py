@@ -9,8 +9,8 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator
-from concurrent.futures import Future, ThreadPoolExecutor
+from collections.abc import Iterator
+from concurrent.futures import Future
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
@@ -21,7 +21,7 @@ from agentix_runner import LocalProvider, SandboxConfig, __version__
 from agentix_runner.errors import BadResult, CallError, SandboxDied, SandboxStartError
 from agentix_runner.providers.sandbox import RemoteSandbox
 from agentix_runner.remote.host import calls, connection
-from agentix_runner.remote.host.calls import Reach, make_call
+from agentix_runner.remote.host.calls import ImportableModules, make_call
 from agentix_runner.remote.host.transport import Ended, Transport
 from agentix_runner.remote.sandbox import worker
 from agentix_runner.remote.wire import frames
@@ -29,6 +29,7 @@ from agentix_runner.remote.wire.codec import encode
 from agentix_runner.remote.wire.frames import Frame, FrameReader
 
 from ..support import wire_functions as remote
+from ..support.background import in_background
 
 PYTHON = list(sys.version_info[:3])
 
@@ -89,7 +90,7 @@ class Actor:
         for frame in frames.frames_of(frames.RESULT, stream, encode(value)):
             self.socket.sendall(frame.to_bytes())
 
-    def greet(self, **other: object) -> None:
+    def hello(self, **other: object) -> None:
         hello = {"wire": frames.WIRE, "agentix": __version__, "python": PYTHON, "pid": 1, **other}
         self.send(frames.HELLO, 0, json.dumps(hello).encode())
 
@@ -111,16 +112,16 @@ def sandbox_of(**options: Any) -> Iterator[tuple[RemoteSandbox, Actor, PairTrans
 def connected(**options: Any) -> Iterator[tuple[RemoteSandbox, Actor]]:
     """A sandbox that is ready for calls."""
     with sandbox_of(**options) as (sandbox, actor, _):
-        actor.greet()
+        actor.hello()
         sandbox.connect(30)
         assert actor.take().kind == frames.HELLO
         yield sandbox, actor
 
 
-def in_background(function: Callable[[], object]) -> Future[object]:
-    pool = ThreadPoolExecutor(1)
-    future = pool.submit(function)
-    pool.shutdown(wait=False)
+def begin(sandbox: RemoteSandbox, actor: Actor, *args: Any, **kwargs: Any) -> Future[Any]:
+    """A call of `add` that has come to the sandbox and waits for its answer."""
+    future = in_background(sandbox.remote, remote.add, *args, **kwargs)
+    assert actor.take_call()[1] == (remote.add, args, kwargs)
     return future
 
 
@@ -130,7 +131,7 @@ def in_background(function: Callable[[], object]) -> Future[object]:
 def test_the_host_says_what_the_worker_needs() -> None:
     """The first frame holds versions, limits and what the provider adds."""
     with sandbox_of(max_result=11, max_log=12) as (sandbox, actor, _):
-        actor.greet()
+        actor.hello()
         sandbox.connect(30, {"path": ["/x"]})
         hello = json.loads(bytes(actor.take().payload))
     assert hello == {"wire": 1, "agentix": __version__, "max_result": 11, "max_log": 12, "path": ["/x"]}
@@ -140,7 +141,7 @@ def test_the_host_says_what_the_worker_needs() -> None:
 def test_another_version_is_refused_in_the_first_frame(other: dict[str, object]) -> None:
     """The error names both versions and says what to do."""
     with sandbox_of() as (sandbox, actor, _):
-        actor.greet(**other)
+        actor.hello(**other)
         with pytest.raises(
             SandboxStartError, match=r"the sandbox has .* and here is .*build its bundle again"
         ) as caught:
@@ -156,7 +157,7 @@ def test_a_greeting_that_is_none_is_refused(hello: bytes) -> None:
         transport.end = Ended(None, False, "some text\nof two lines")
         actor.send(frames.HELLO, 0, hello)
         with pytest.raises(
-            SandboxStartError, match=r"not of the form it must have; it wrote: some text \| of two lines$"
+            SandboxStartError, match=r"its hello is not valid: .*; it wrote: some text \| of two lines$"
         ):
             sandbox.connect(30)
 
@@ -173,7 +174,7 @@ def test_a_greeting_without_end_is_refused() -> None:
                 pass
 
         flooding = in_background(flood)
-        with pytest.raises(SandboxStartError, match=r"a greeting that does not end|ended before it was ready"):
+        with pytest.raises(SandboxStartError, match=r"a hello of more than|ended before it was ready"):
             sandbox.connect(30)
         flooding.result(30)
 
@@ -200,40 +201,35 @@ def test_a_sandbox_that_is_not_connected_takes_no_call() -> None:
 def test_a_call_goes_by_name_where_the_sandbox_can_import_it() -> None:
     """Function and arguments arrive, and the answer finds its call."""
     with connected() as (sandbox, actor):
-        futures = [sandbox.submit(remote.add, n, b=n) for n in range(3)]
-        took = [actor.take_call() for _ in range(3)]
-        assert [(number, call[0], call[1:]) for number, call in took] == [
-            (n + 1, remote.add, ((n,), {"b": n})) for n in range(3)
-        ]
-        for number, _ in reversed(took):
+        futures = [begin(sandbox, actor, n, b=n) for n in range(3)]
+        for number in (3, 2, 1):
             actor.answer(number, number * 10)
         assert [future.result(30) for future in futures] == [10, 20, 30]
 
 
 def test_an_answer_in_two_kinds_is_bad() -> None:
-    """A result that goes on as an error is no valid result, and the rest of it is dropped."""
+    """A result that goes on as an error is not a valid result, and the rest of it is dropped."""
     with connected() as (sandbox, actor):
-        bad, good = sandbox.submit(remote.add, 1), sandbox.submit(remote.add, 2)
+        bad, good = begin(sandbox, actor, 1), begin(sandbox, actor, 2)
         actor.send(frames.RESULT, 1, b"abc", end=False)
         actor.send(frames.ERROR, 1, b"def", end=False)
-        assert str(bad.exception(30)).endswith("add is no valid result: a result and an error in one")
         actor.send(frames.ERROR, 1, b"ghi", end=False)
         actor.send(frames.ERROR, 1, b"")
+        assert str(bad.exception(30)).endswith("add is not a valid result: a result and an error in one")
         actor.answer(2, 5)
         assert good.result(30) == 5
-        assert sandbox._given_up == set()
 
 
 def test_an_answer_over_the_limit_is_bad_and_not_kept() -> None:
     """A worker that keeps to no limit is cut off at it, and others of its calls go on."""
     with connected(max_result=100_000) as (sandbox, actor):
-        bad, good = sandbox.submit(remote.add, 1), sandbox.submit(remote.add, 2)
+        bad, good = begin(sandbox, actor, 1), begin(sandbox, actor, 2)
         chunk = bytes(frames.MAX_PAYLOAD)
         for _ in range(60):
             actor.send(frames.RESULT, 1, chunk, end=False)
+        actor.send(frames.RESULT, 1, chunk)
         assert isinstance(bad.exception(30), BadResult)
         assert "more than 1148576 bytes" in str(bad.exception())
-        actor.send(frames.RESULT, 1, chunk)
         actor.answer(2, 5)
         assert good.result(30) == 5
 
@@ -252,17 +248,16 @@ def test_an_answer_over_the_limit_is_bad_and_not_kept() -> None:
 def test_an_error_report_of_another_form_is_a_bad_result(report: object) -> None:
     """The sandbox does not choose which error is raised by odd reports."""
     with connected() as (sandbox, actor):
-        call = sandbox.submit(remote.add, 1)
+        call = begin(sandbox, actor, 1)
         actor.send(frames.ERROR, 1, b"".join(encode(report)))
         assert isinstance(call.exception(30), BadResult)
 
 
 def test_credit_is_given_for_long_answers_and_output() -> None:
-    """Half a window read is half a window granted, for each stream, also where nobody waits any more."""
+    """Half a window read is half a window granted, for each stream, however much there is of it."""
     with connected() as (sandbox, actor):
-        kept, dropped = sandbox.submit(remote.add, 1), sandbox.submit(remote.add, 2)
-        actor.take_call(), actor.take_call()
-        assert dropped.cancel()
+        kept = begin(sandbox, actor, 1)
+        begin(sandbox, actor, 2)
         half = frames.WINDOW // 2 // frames.MAX_PAYLOAD
         for stream, kind in ((1, frames.RESULT), (2, frames.RESULT), (0, frames.LOG)):
             for _ in range(half):
@@ -275,8 +270,8 @@ def test_credit_is_given_for_long_answers_and_output() -> None:
         assert sandbox._credit.keys() <= {0, 2}
         for _ in range(half * 3):
             actor.send(frames.RESULT, 99, bytes(frames.MAX_PAYLOAD), end=False)
-        last = sandbox.submit(remote.add, 3)
-        actor.answer(actor.take_call()[0], 4)
+        last = begin(sandbox, actor, 3)
+        actor.answer(3, 4)
         assert last.result(30) == 4
         assert 99 not in sandbox._credit
 
@@ -285,7 +280,7 @@ def test_a_blocked_writer_does_not_keep_the_reader_from_reading() -> None:
     """While a sandbox takes nothing, what it sends is read all the same, far beyond what the connection holds."""
     heard = bytearray()
     with connected(on_log=heard.extend) as (sandbox, actor):
-        stuck = in_background(lambda: sandbox.remote(len, bytes(20_000_000)))
+        stuck = in_background(sandbox.remote, len, bytes(20_000_000))
         for _ in range(200):
             actor.send(frames.LOG, 0, bytes(frames.MAX_PAYLOAD), end=False)
         end = time.monotonic() + 30
@@ -301,9 +296,10 @@ def test_the_end_of_the_connection_is_everyones_answer() -> None:
     """Whoever waits is told how the sandbox ended, and so is whoever comes later."""
     with sandbox_of() as (sandbox, actor, transport):
         transport.end = Ended(-9, True, "")
-        actor.greet()
+        actor.hello()
         sandbox.connect(30)
-        waiting = [sandbox.submit(remote.add, n) for n in range(3)]
+        assert actor.take().kind == frames.HELLO
+        waiting = [begin(sandbox, actor, n) for n in range(3)]
         transport.theirs.close()
         for future in waiting:
             error = future.exception(30)
@@ -317,9 +313,10 @@ def test_the_end_of_the_connection_is_everyones_answer() -> None:
 def test_an_end_inside_a_frame_is_told_as_the_end_that_it_is() -> None:
     """A worker that died while it wrote is a death with an exit code, not garbage."""
     with sandbox_of() as (sandbox, actor, transport):
-        actor.greet()
+        actor.hello()
         sandbox.connect(30)
-        waiting = sandbox.submit(remote.add, 1)
+        assert actor.take().kind == frames.HELLO
+        waiting = begin(sandbox, actor, 1)
         actor.socket.sendall(Frame(frames.RESULT, 1, b"12345").to_bytes()[:-2])
         transport.theirs.close()
         error = waiting.exception(30)
@@ -352,7 +349,7 @@ def test_on_log_that_never_returns_does_not_hold_up_the_end(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     """close() waits for it a while, says so, and frees the rest."""
-    monkeypatch.setattr(connection, "_PATIENCE", 0.05)
+    monkeypatch.setattr(connection, "_END_LIMIT_S", 0.05)
     entered, leave = threading.Event(), threading.Event()
 
     def on_log(data: bytes) -> None:
@@ -362,7 +359,7 @@ def test_on_log_that_never_returns_does_not_hold_up_the_end(
     transport = PairTransport()
     sandbox = RemoteSandbox(transport, shared=True, on_log=on_log)
     actor = Actor(transport)
-    actor.greet()
+    actor.hello()
     sandbox.connect(30)
     actor.send(frames.LOG, 0, b"x")
     assert entered.wait(30)
@@ -429,7 +426,7 @@ def mine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
 
 
 HERE = tuple(sys.version_info[:2])
-BARE = Reach(python=(HERE[0], HERE[1]), modules=frozenset({"cloudpickle", "agentix_runner"}))
+BARE = ImportableModules(python=(HERE[0], HERE[1]), modules=frozenset({"cloudpickle", "agentix_runner"}))
 
 
 def run_elsewhere(parts: list[bytes | memoryview], tmp_path: Path) -> str:
@@ -460,7 +457,7 @@ def test_what_the_sandbox_has_goes_by_name_elsewhere() -> None:
     """The standard library, and the modules that the worker has named."""
     assert make_call(os.getcwd, (), {}, BARE)[0] == b"\x01\x00\x00\x00\x0cposix:getcwd"
     assert make_call(make_call, (), {}, BARE)[0][:1] == b"\x01"
-    assert make_call(mine_like, (), {}, Reach(python=HERE, shared=True))[0][:1] == b"\x01"  # type: ignore[arg-type]
+    assert make_call(mine_like, (), {}, ImportableModules(python=HERE, shared=True))[0][:1] == b"\x01"  # type: ignore[arg-type]
 
 
 def mine_like() -> None:
@@ -478,7 +475,7 @@ def test_by_value_leaves_cloudpickles_registry_as_it_was(mine: Any) -> None:
 
 def test_another_minor_version_takes_nothing_by_value(mine: Any) -> None:
     """The error comes before the call and names both versions; by name still works."""
-    other = Reach(python=(3, 99), modules=frozenset({"cloudpickle"}))
+    other = ImportableModules(python=(3, 99), modules=frozenset({"cloudpickle"}))
     here = f"{HERE[0]}.{HERE[1]}"
     for function, args in ((mine.run, (1,)), (len, ([lambda: 1],)), (lambda: 1, ())):
         with pytest.raises(CallError, match=rf"needs the same Python on both sides: here is {here}, there 3\.99"):
@@ -488,7 +485,7 @@ def test_another_minor_version_takes_nothing_by_value(mine: Any) -> None:
 
 def test_main_is_never_there_by_name() -> None:
     """`__main__` is another module on the other side."""
-    assert Reach(python=BARE.python, shared=True).imports("__main__") is False
+    assert ImportableModules(python=BARE.python, shared=True).imports("__main__") is False
     assert calls.name_of(len) == "len"
     assert calls.name_of(threading.Lock()) == "a lock object"
 

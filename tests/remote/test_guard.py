@@ -20,6 +20,7 @@ from agentix_runner.remote.sandbox import guard
 from agentix_runner.remote.sandbox.remove_tree import remove_tree
 
 from ..support import wire_functions as remote
+from ..support.background import in_background
 
 root_only = pytest.mark.skipif(os.geteuid() != 0, reason="only root may look into the guard")
 linux_only = pytest.mark.skipif(sys.platform != "linux", reason="macOS has no subreaper: what left the group stays")
@@ -28,9 +29,10 @@ HOST = """
 import sys
 from agentix_runner import LocalProvider, SandboxConfig
 from tests.support import wire_functions
+from tests.support.background import in_background
 with LocalProvider(root=sys.argv[1]).session(SandboxConfig(image="")) as sandbox:
     BEFORE
-    call = sandbox.submit(getattr(wire_functions, sys.argv[2]), *sys.argv[3:])
+    call = in_background(sandbox.remote, getattr(wire_functions, sys.argv[2]), *sys.argv[3:])
     print("started", flush=True)
     call.result()
 """
@@ -121,7 +123,7 @@ def test_nothing_is_left_after_the_session(state: str, tmp_path: Path) -> None:
     notes = str(tmp_path / "notes")
     with LocalProvider(root=tmp_path / "root").session(SandboxConfig(image="")) as sandbox:
         (directory,) = (tmp_path / "root").iterdir()
-        sandbox.submit(function, notes)
+        in_background(sandbox.remote, function, notes)
         remote.wait_for(notes, lines)
     assert marked(directory.name) == []
     assert not directory.exists()
@@ -132,7 +134,7 @@ def test_nothing_is_left_after_kill(tmp_path: Path) -> None:
     """kill() alone ends every process, also a daemon, while the session is still open."""
     notes = str(tmp_path / "notes")
     with LocalProvider(root=tmp_path / "root").session(SandboxConfig(image="")) as sandbox:
-        call = sandbox.submit(remote.note_all, notes)
+        call = in_background(sandbox.remote, remote.note_all, notes)
         remote.wait_for(notes, 3)
         (directory,) = (tmp_path / "root").iterdir()
         sandbox.kill()
@@ -153,7 +155,7 @@ def test_nothing_is_left_when_the_guard_is_attacked(
     with end, LocalProvider(root=tmp_path / "root").session(SandboxConfig(image="")) as sandbox:
         (directory,) = (tmp_path / "root").iterdir()
         sandbox.remote(remote.daemonize, notes)
-        sandbox.submit(remote.kill_guard, int(number))
+        in_background(sandbox.remote, remote.kill_guard, int(number))
         if number == signal.SIGKILL:
             with pytest.raises(SandboxDied):
                 sandbox.remote(remote.sleep, 60)

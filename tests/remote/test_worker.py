@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from agentix_runner import __version__
-from agentix_runner.remote.host.calls import Reach, make_call
+from agentix_runner.remote.host.calls import ImportableModules, make_call
 from agentix_runner.remote.sandbox import guard
 from agentix_runner.remote.wire import frames
 from agentix_runner.remote.wire.codec import decode
@@ -26,7 +26,7 @@ SANDBOX_SIDE = [
     for room in ("sandbox", "wire", "tools")
     for path in (REMOTE / room).glob("*.py")
 ]
-REACH = Reach(python=sys.version_info[:2], shared=True)
+REACH = ImportableModules(python=sys.version_info[:2], shared=True)
 
 
 class Peer:
@@ -48,7 +48,7 @@ class Peer:
         assert frame is not None
         return frame
 
-    def greet(self, **more: object) -> dict[str, object]:
+    def hello(self, **more: object) -> dict[str, object]:
         hello = {"max_result": 1 << 20, "max_log": 1 << 20, "path": None, **more}
         self.send(frames.HELLO, 0, json.dumps(hello).encode())
         frame = self.take()
@@ -128,7 +128,7 @@ def test_the_sandbox_side_imports_the_standard_library_alone() -> None:
 def test_the_worker_runs_where_there_is_nothing_but_the_standard_library() -> None:
     """Under -I -S the worker greets, tells its versions and modules, and answers."""
     with guarded() as (peer, process):
-        hello = peer.greet()
+        hello = peer.hello()
         assert hello["agentix"] == __version__
         assert hello["wire"] == frames.WIRE
         assert hello["python"] == list(sys.version_info[:3])
@@ -162,7 +162,7 @@ def test_importing_the_worker_loads_little() -> None:
 def test_long_answers_wait_for_credit() -> None:
     """A worker sends no more than a window of an answer until it is granted more, and other answers overtake it."""
     with guarded() as (peer, _):
-        peer.greet(
+        peer.hello(
             path=[*sys.path, str(REMOTE.parents[1])], prefix=sys.prefix, exec_prefix=sys.prefix, max_result=1 << 30
         )
         size = 3 * frames.WINDOW
@@ -194,7 +194,7 @@ def test_long_answers_wait_for_credit() -> None:
 def test_calls_in_many_frames_are_put_together() -> None:
     """Two long calls whose frames take turns are both understood."""
     with guarded() as (peer, _):
-        peer.greet(max_result=1 << 30)
+        peer.hello(max_result=1 << 30)
         cut = [list(frames.frames_of(frames.CALL, n, make_call(len, (bytes(300_000 + n),), {}, REACH))) for n in (1, 2)]
         for pair in zip(*cut, strict=True):
             for frame in pair:
@@ -217,7 +217,7 @@ def test_a_host_that_does_not_greet_gets_nothing(garbage: bytes) -> None:
 def test_garbage_in_a_call_is_that_calls_error() -> None:
     """A call that can't be read is answered with an error, and the next one runs."""
     with guarded() as (peer, _):
-        peer.greet()
+        peer.hello()
         for number, data in enumerate([b"", b"\x01\xff\xff\xff\xff", b"\x00\x00\x00\x00\x00garbage"]):
             peer.send(frames.CALL, number, data)
             kind, stream, value = peer.whole_answer()

@@ -16,6 +16,7 @@ from attrs import asdict
 from agentix_runner import AgentResult, LocalProvider, SandboxConfig, Timeouts, run_rollouts
 from agentix_runner.providers.sandbox import RemoteSandbox
 from agentix_runner.rollout.bridge import AwaitableSandbox
+from agentix_runner.tunnel.tunnel import Tunnels
 from agentix_runner.tunnel.usage import Usage
 
 from ..conftest import eventually
@@ -147,8 +148,7 @@ def test_a_cancelled_opening_leaves_nothing_open(api: Api) -> None:
                 await asyncio.sleep(0.005)
 
         asyncio.run(main())
-        assert sandbox._tunnels is not None
-        eventually(lambda: sandbox._tunnels._tunnels == {})  # type: ignore[union-attr]
+        eventually(lambda: sandbox.handler(Tunnels)._tunnels == {})
 
 
 def test_a_plain_agent_uses_the_tunnel_of_an_async_sandbox() -> None:

@@ -24,7 +24,8 @@ from agentix_runner.remote.wire.streams import Reset, Stalled, Stream, pack_head
 from agentix_runner.tunnel.tunnel import Tunnel
 
 from ..conftest import eventually
-from ..remote.test_connection import Actor, connected, in_background
+from ..remote.test_connection import Actor, connected
+from ..support.background import in_background
 from ..support.tunnel_tools import KEY, Api, Handler, ask, connect, serving
 
 FIRST = frames.TUNNEL_STREAMS
@@ -49,7 +50,7 @@ def opened(api: Api, **options: Any) -> Iterator[tuple[Tunnel, Actor]]:
         tunnel = sandbox.tunnel(api.url, **options)
         opening = in_background(tunnel.__enter__)
         call, (function, args, _) = actor.take_call()
-        assert function.__name__ == "listen"
+        assert function.__name__ == "open_tunnel"
         assert args[0] == 1
         actor.answer(call, 4711)
         assert opening.result(30) == "http://127.0.0.1:4711"
@@ -107,7 +108,7 @@ def test_thousands_of_requests_that_nobody_reads_take_a_few_threads(api: Api) ->
         for number in range(5000):
             actor.socket.sendall(asking(FIRST + number, "GET", "/slow", "0"))
         # Frames are read in turn: when this is answered, all those before it have been read.
-        calling = in_background(lambda: tunnel._sandbox.remote(int))
+        calling = in_background(lambda: tunnel._connection.remote(int))
         actor.answer(actor.take_call()[0], 7)
         assert calling.result(30) == 7
         eventually(lambda: len(api.asked) == 4)
@@ -136,7 +137,7 @@ def test_requests_that_are_taken_back_while_they_wait_are_forgotten(api: Api) ->
             actor.socket.sendall(asking(FIRST + number, "GET", "/slow", "0", "a", "b" * 1000))
             actor.send(frames.RESET, FIRST + number, b"x")
         actor.socket.sendall(asking(FIRST + 500, "GET", "/slow", "0"))
-        calling = in_background(lambda: tunnel._sandbox.remote(int))
+        calling = in_background(lambda: tunnel._connection.remote(int))
         actor.answer(actor.take_call()[0], 7)
         assert calling.result(30) == 7
         assert tunnel._tunnels is not None
@@ -336,7 +337,7 @@ def test_an_answer_that_nobody_reads_stops_at_its_source(local: RemoteSandbox, a
 
     with local.tunnel(api.url, max_response_bytes=1 << 40) as url:
         before = resident(), local.remote(resident)
-        waiting = local.submit(ask_and_wait, url, "/large", 60.0)
+        waiting = in_background(local.remote, ask_and_wait, url, "/large", 60.0)
         eventually(lambda: last[0] > 20)
 
         def still() -> bool:
@@ -424,7 +425,7 @@ def test_an_upstream_without_end_ends_with_the_tunnel(local: RemoteSandbox, api:
     before = resident()
     tunnel = local.tunnel(api.url)
     with tunnel as url:
-        waiting = local.submit(ask_and_wait, url, "/endless", 60.0)
+        waiting = in_background(local.remote, ask_and_wait, url, "/endless", 60.0)
         assert began.wait(30)
         time.sleep(0.1)
         assert resident() - before < 20_000_000
@@ -463,9 +464,9 @@ def test_results_and_output_do_not_hold_up_a_tunnel(api: Api) -> None:
     api.on("/ping")(lambda handler: handler.reply(b"stop" if done.is_set() else b"go on"))
     provider = LocalProvider(max_log=1 << 40)
     with provider.session(SandboxConfig(image="")) as sandbox, sandbox.tunnel(api.url) as url:
-        printing = sandbox.submit(print_much, 60_000_000)
-        result = sandbox.submit(make_bytes, 200_000_000)
-        pinging = sandbox.submit(ping_until, url, "/ping", 1_000_000)
+        printing = in_background(sandbox.remote, print_much, 60_000_000)
+        result = in_background(sandbox.remote, make_bytes, 200_000_000)
+        pinging = in_background(sandbox.remote, ping_until, url, "/ping", 1_000_000)
         assert len(result.result(60)) == 200_000_000
         printing.result(60)
         done.set()
@@ -495,7 +496,7 @@ def test_a_tunnel_does_not_hold_up_calls(local: RemoteSandbox, api: Api) -> None
         handler.chunk(b"")
 
     with local.tunnel(api.url, max_response_bytes=1 << 40) as url:
-        pouring = [local.submit(pour, url) for _ in range(4)]
+        pouring = [in_background(local.remote, pour, url) for _ in range(4)]
         eventually(lambda: len(api.asked) == 4)
         for number in range(100):
             assert local.remote(abs, -number) == number

@@ -22,11 +22,12 @@ from agentix_runner.providers.docker import DockerProvider
 from agentix_runner.providers.local import LocalProvider
 from agentix_runner.providers.sandbox import RemoteSandbox
 from agentix_runner.remote.sandbox import inlet as inlet_module
-from agentix_runner.remote.sandbox.inlet import Inlet, Inlets
+from agentix_runner.remote.sandbox.inlet import TunnelListener, TunnelListeners
 from agentix_runner.tunnel import tunnel as tunnel_module
 from agentix_runner.tunnel.usage import Usage
 
 from ..conftest import eventually
+from ..support.background import in_background
 from ..support.tunnel_tools import KEY, Api, Handler, ask, connect, raw, serving
 
 
@@ -86,7 +87,7 @@ def test_a_request_arrives_as_it_was_sent(sandbox: RemoteSandbox, api: Api, meth
     assert (status, body) == (418, b"olleh")
     assert [h for h in headers if h[0] in ("x-one", "request-id")] == [("x-one", "1"), ("request-id", "r")]
     [asked] = api.asked
-    assert (asked.command, asked.path, asked.body) == (method, "/v1/thing?beta=true&q=%20%2F", b"hello")
+    assert (asked.command, asked.path, asked.body) == (method, "/v1/thing?beta=true&q=%20%2f", b"hello")
     assert asked.all("x-mine") == ["a b"]
     assert asked.all("host") == [f"127.0.0.1:{api.server_port}"]
     assert asked.all("accept-encoding") == ["identity"]
@@ -445,10 +446,10 @@ def test_a_name_that_is_none_is_a_bad_gateway(local: RemoteSandbox) -> None:
     ("said", "text"),
     [
         (b"", "closed the connection without an answer"),
-        (b"garbage\r\n\r\n", "is no HTTP: BadStatusLine"),
-        (b"HTTP/1.1 200 OK\r\n" + b"a: b\r\n" * 101 + b"\r\n", "is no HTTP: HTTPException"),
-        (b"HTTP/1.1 200 OK\r\na: " + b"b" * 70_000, "is no HTTP: LineTooLong"),
-        (b"HTTP/1.1 101 Switching\r\n\r\n", "answered with status 101, which is none to end with"),
+        (b"garbage\r\n\r\n", "is not valid HTTP: BadStatusLine"),
+        (b"HTTP/1.1 200 OK\r\n" + b"a: b\r\n" * 101 + b"\r\n", "is not valid HTTP: HTTPException"),
+        (b"HTTP/1.1 200 OK\r\na: " + b"b" * 70_000, "is not valid HTTP: LineTooLong"),
+        (b"HTTP/1.1 101 Switching\r\n\r\n", "answered with status 101, which ends no request"),
         (b"HTTP/1.1 200 OK\r\n" + (b"a: " + b"b" * 60_000 + b"\r\n") * 2 + b"\r\n", "headers that are too large"),
     ],
     ids=["nothing", "garbage", "headers", "line", "status", "large"],
@@ -536,14 +537,14 @@ def test_nothing_is_left_of_a_closed_tunnel(local: RemoteSandbox, api: Api) -> N
         gone.set()
 
     with local.tunnel(api.url) as url:
-        reading = local.submit(read_broken, url)
+        reading = in_background(local.remote, read_broken, url)
         assert started.wait(30)
     assert reading.result(30)[2] == "IncompleteRead"
     assert gone.wait(30)
     assert local.remote(is_closed, url)
     eventually(lambda: (set(local.remote(thread_names)), local.remote(open_sockets)) == before)
-    assert local._tunnels is not None
-    assert (local._tunnels._exchanges, local._tunnels._tunnels) == ({}, {})
+    tunnels = local.handler(tunnel_module.Tunnels)
+    assert (tunnels._exchanges, tunnels._tunnels) == ({}, {})
 
 
 def thread_names() -> list[str]:
@@ -572,8 +573,8 @@ def test_a_tunnel_closes_while_a_client_comes(monkeypatch: pytest.MonkeyPatch) -
 
     closed = threading.Event()
     monkeypatch.setattr(threading.Thread, "start", slow)
-    inlet = Inlet(Inlets(lambda frame: None), 1, 4)
-    monkeypatch.setattr(inlet_module, "_LINGER_S", 0.1)
+    inlet = TunnelListener(TunnelListeners(lambda frame: None), 1, 4)
+    monkeypatch.setattr(inlet_module, "_CLOSE_S", 0.1)
     with socket.create_connection(("127.0.0.1", inlet.port)) as client:
         assert held.wait(30)
         inlet.close()
@@ -612,7 +613,7 @@ def test_the_sandboxs_end_is_the_tunnels(api: Api, how: str, monkeypatch: pytest
     with LocalProvider().session(SandboxConfig(image="")) as sandbox:
         tunnel = sandbox.tunnel(api.url)
         with tunnel as url:
-            reading = sandbox.submit(read_broken, url)
+            reading = in_background(sandbox.remote, read_broken, url)
             assert started.wait(30)
             if how == "kill":
                 sandbox.kill()
@@ -659,7 +660,7 @@ def test_a_fork_in_the_sandbox_holds_no_connection_open(local: RemoteSandbox, ap
         handler.wait_for_hangup()
 
     with local.tunnel(api.url) as url:
-        reading = local.submit(read_broken, url)
+        reading = in_background(local.remote, read_broken, url)
         eventually(lambda: len(api.asked) == 1)
         child = local.remote(fork_and_keep, url)
     assert reading.result(30)[2] == "IncompleteRead"

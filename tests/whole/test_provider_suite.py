@@ -12,7 +12,7 @@ import sys
 import threading
 import time
 from collections.abc import Iterator
-from concurrent.futures import CancelledError, ThreadPoolExecutor
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from functools import partial
 from pathlib import Path
@@ -28,6 +28,7 @@ from agentix_runner.providers.local import LocalProvider
 from agentix_runner.providers.sandbox import RemoteSandbox
 
 from ..support import wire_functions as remote
+from ..support.background import in_background
 
 
 @pytest.fixture(scope="module", params=["local", "docker"])
@@ -276,31 +277,6 @@ def test_each_call_has_a_thread_of_its_own(shared: RemoteSandbox) -> None:
     assert shared.remote(remote.thread_name) != shared.remote(remote.thread_name)
 
 
-def test_a_future_is_what_submit_gives(shared: RemoteSandbox) -> None:
-    """Values, remote errors and bad results come through the future."""
-    assert shared.submit(remote.add, 1, 2).result(60) == 3
-    assert shared.submit(remote.make_report).result(60) == remote.make_report()
-    assert len(shared.submit(remote.zeros, 3_000_000).result(60)) == 3_000_000
-    assert isinstance(shared.submit(remote.fail, ValueError).exception(60), RemoteError)
-    assert isinstance(shared.submit(remote.says_int, "").exception(60), BadResult)
-
-
-def test_a_cancelled_or_dropped_future_leaks_nothing(fresh: RemoteSandbox) -> None:
-    """The answers of cancelled calls, long ones too, are read and dropped; nothing of them is kept."""
-    for _ in range(20):
-        assert fresh.submit(remote.zeros, 3_000_000).cancel()
-        fresh.submit(remote.add, 1, 2)
-    future = fresh.submit(remote.sleep, 60)
-    assert future.cancel()
-    with pytest.raises(CancelledError):
-        future.result()
-    deadline = time.monotonic() + 60
-    while (fresh._calls or len(fresh._given_up) > 1) and time.monotonic() < deadline:
-        time.sleep(0.005)
-    assert (fresh._calls, len(fresh._given_up)) == ({}, 1)
-    assert still_works(fresh)
-
-
 def test_a_large_result_comes_whole_and_is_held_twice_at_most(shared: RemoteSandbox) -> None:
     """64 MB of bytes, and of text, arrive as they were."""
     size = 64_000_000
@@ -313,7 +289,7 @@ def test_a_large_result_comes_whole_and_is_held_twice_at_most(shared: RemoteSand
 def test_large_arguments_arrive(shared: RemoteSandbox) -> None:
     """An argument of many frames arrives as it was, beside other calls."""
     data = os.urandom(1000) * 20_000
-    future = shared.submit(remote.echo, data)
+    future = in_background(shared.remote, remote.echo, data)
     assert still_works(shared)
     assert future.result(60) == data
 
@@ -399,7 +375,7 @@ def test_on_log_that_raises_breaks_nothing(
 
 def test_the_workers_exit_is_told_with_its_code(fresh: RemoteSandbox) -> None:
     """os._exit() in the function ends the sandbox; whoever waits learns the code, and so does whoever comes later."""
-    other = fresh.submit(remote.sleep, 60)
+    other = in_background(fresh.remote, remote.sleep, 60)
     with pytest.raises(SandboxDied, match=r"code 3 while tests.support.wire_functions.exit_hard ran") as caught:
         fresh.remote(remote.exit_hard, 3)
     assert (caught.value.exit_code, caught.value.oom) == (3, False)
@@ -492,7 +468,7 @@ def test_kill_from_many_threads_at_once(fresh: RemoteSandbox) -> None:
 
 def test_kill_wakes_a_writer(fresh: RemoteSandbox, tmp_path: Path) -> None:
     """A call whose arguments the stopped worker doesn't read is ended by kill() as well."""
-    stopped = fresh.submit(remote.stop_me, str(tmp_path / "pid"))
+    stopped = in_background(fresh.remote, remote.stop_me, str(tmp_path / "pid"))
     remote.wait_for(str(tmp_path / "pid"), 1)
     with ThreadPoolExecutor(1) as pool:
         stuck = pool.submit(fresh.remote, remote.echo, bytes(50_000_000))
@@ -512,7 +488,7 @@ def test_kill_wakes_a_writer(fresh: RemoteSandbox, tmp_path: Path) -> None:
         (remote.send_huge_length, (), "says it has 2147483648 bytes"),
         (remote.send_raw, (b"HTTP/1.1 200 OK\r\n\r\n",), "72 is no kind of frame"),
         (remote.send_raw, (b"\x02\x01\0\0\0\0\0\0\0\0",), "which only the host sends"),
-        (remote.send_raw, (b"\x01\x01\0\0\0\0\0\0\0\x02{}",), "a second greeting"),
+        (remote.send_raw, (b"\x01\x01\0\0\0\0\0\0\0\x02{}",), "a second hello"),
         (remote.send_raw, (b"\x06\x01\0\0\0\0\0\0\0\x02ab",), "a credit frame of 2 bytes"),
     ],
 )
@@ -531,15 +507,13 @@ def test_garbage_frames_end_the_sandbox(fresh: RemoteSandbox, function: Any, arg
         (remote.answer_with_nothing, (), "a message of 0 bytes"),
     ],
 )
-@pytest.mark.parametrize("way", ["remote", "submit"])
 def test_a_malformed_answer_is_that_calls_error_alone(
-    fresh: RemoteSandbox, function: Any, args: Any, text: str, way: str
+    fresh: RemoteSandbox, function: Any, args: Any, text: str
 ) -> None:
     """Other calls of the same sandbox go on."""
-    other = fresh.submit(remote.add, 1, 1)
-    run = fresh.remote if way == "remote" else lambda *call: fresh.submit(*call).result(60)
+    other = in_background(fresh.remote, remote.add, 1, 1)
     with pytest.raises(BadResult, match=text):
-        run(function, *args)
+        fresh.remote(function, *args)
     assert other.result(60) == 2
     assert still_works(fresh)
 

@@ -98,7 +98,7 @@ class Request:
                 raise Refusal(501, "a request has a Transfer-Encoding other than chunked")
             return None
         if len(lengths) > 1 or (lengths and not _LENGTH.fullmatch(lengths[0])):
-            raise Refusal(400, "a request's Content-Length is no number, or there are several")
+            raise Refusal(400, "a request's Content-Length is not a number, or there are several")
         return int(lengths[0]) if lengths else 0
 
     def _expects(self) -> bool:
@@ -121,7 +121,7 @@ def parse_head(data: bytes) -> Request:
         name, colon, value = text.partition(":")
         value = value.strip(" \t")
         if not colon or not TOKEN.fullmatch(name) or not VALUE.fullmatch(value):
-            raise Refusal(400, "a request has a header that is none")
+            raise Refusal(400, "a request has a header that is not valid")
         headers.append((name, value))
     return Request(line[1], line[2], int(line[3]), headers)
 
@@ -170,7 +170,7 @@ class RequestReader:
         while True:
             size = _SIZE.match(self._line(_LINE_LIMIT))
             if not size:
-                raise Refusal(400, "a chunk's size is no number")
+                raise Refusal(400, "a chunk's size is not a number")
             left = int(size[1], 16)
             if left == 0:
                 break

@@ -24,6 +24,7 @@ from agentix_runner.providers.docker.engine import _tls
 
 from ...conftest import eventually
 from ...support import docker_functions as there
+from ...support.background import in_background
 from ...support.docker_tools import containers_of
 
 
@@ -226,13 +227,13 @@ def test_an_engine_on_tcp(
             with provider.session(config) as sandbox:
                 assert sandbox.remote(there.double, 21) == 42
                 assert len(sandbox.remote(there.zeros, 20_000_000)) == 20_000_000
-                call = sandbox.submit(there.sleep, 300)
+                call = in_background(sandbox.remote, there.sleep, 300)
                 engine.api.kill(containers_of(engine)[0]["Id"])
                 error = call.exception(60)
                 assert isinstance(error, SandboxDied)
                 assert error.exit_code == -9
             with provider.session(config) as sandbox:
-                call = sandbox.submit(there.sleep, 300)
+                call = in_background(sandbox.remote, there.sleep, 300)
                 sandbox.kill()
                 assert isinstance(call.exception(60), SandboxDied)
             assert forwarder.taken > 0

@@ -29,6 +29,7 @@ from agentix_runner.providers.sandbox import RemoteSandbox
 from ...conftest import eventually
 from ...support import docker_functions as there
 from ...support import wire_functions as wire
+from ...support.background import in_background
 from ...support.docker_tools import containers_of
 from ...support.fakes import PlainAgent, PlainDataset, Solver
 
@@ -73,7 +74,7 @@ def attach(engine: docker.DockerClient, params: dict[str, int]) -> socket.socket
 
 def test_a_killed_container_is_told(engine: docker.DockerClient, sandbox: RemoteSandbox) -> None:
     """`docker kill` during a call is SandboxDied with the signal, for everyone who waits."""
-    calls = [sandbox.submit(there.sleep, 300) for _ in range(3)]
+    calls = [in_background(sandbox.remote, there.sleep, 300) for _ in range(3)]
     engine.api.kill(container(engine))
     for call in calls:
         error = call.exception(GONE_S)
@@ -84,14 +85,14 @@ def test_a_killed_container_is_told(engine: docker.DockerClient, sandbox: Remote
 
 def test_a_removed_container_is_told(engine: docker.DockerClient, sandbox: RemoteSandbox) -> None:
     """`docker rm -f` during a call ends the call, and the session's own removal finds nothing to complain of."""
-    call = sandbox.submit(there.sleep, 300)
+    call = in_background(sandbox.remote, there.sleep, 300)
     engine.api.remove_container(container(engine), force=True)
     assert isinstance(call.exception(GONE_S), SandboxDied)
 
 
 def test_a_paused_container_is_removed_all_the_same(engine: docker.DockerClient, sandbox: RemoteSandbox) -> None:
     """A sandbox that somebody froze can be killed and removed."""
-    call = sandbox.submit(there.sleep, 300)
+    call = in_background(sandbox.remote, there.sleep, 300)
     engine.api.pause(container(engine))
     sandbox.kill()
     assert isinstance(call.exception(GONE_S), SandboxDied)
@@ -180,7 +181,7 @@ def test_a_large_result_arrives(sandbox: RemoteSandbox) -> None:
 
 def test_a_kill_during_a_large_result_wakes_everyone(engine: docker.DockerClient, sandbox: RemoteSandbox) -> None:
     """The container's end in the middle of a long answer is SandboxDied."""
-    call = sandbox.submit(there.zeros, 250_000_000)
+    call = in_background(sandbox.remote, there.zeros, 250_000_000)
     time.sleep(0.05)
     engine.api.kill(container(engine))
     error = call.exception(GONE_S)
@@ -204,7 +205,7 @@ def test_a_second_client_that_takes_stdin_and_leaves_ends_the_sandbox(
     engine: docker.DockerClient, sandbox: RemoteSandbox
 ) -> None:
     """The engine closes stdin then. Whoever waits is told, at once."""
-    call = sandbox.submit(there.sleep, 300)
+    call = in_background(sandbox.remote, there.sleep, 300)
     other = attach(engine, {"stdin": 1, "stream": 1})
     other.shutdown(socket.SHUT_RDWR)
     other.close()
@@ -224,7 +225,7 @@ def test_output_that_nobody_here_reads_does_not_hold_up_the_end(
 
     settings = attrs.evolve(config, on_log=on_log)
     with DockerProvider().session(settings) as sandbox:
-        call = sandbox.submit(there.print_much, 1 << 28)
+        call = in_background(sandbox.remote, there.print_much, 1 << 28)
         assert taken.wait(60)
     assert containers_of(engine) == []
     release.set()
@@ -240,7 +241,7 @@ def test_a_second_client_that_reads_nothing_costs_its_sandbox_alone(
     provider = DockerProvider()
     with contextlib.suppress(SandboxError), provider.session(config) as sandbox:
         other = attach(engine, {"stdout": 1, "stderr": 1, "stream": 1})
-        call = sandbox.submit(there.print_much, 1 << 26)
+        call = in_background(sandbox.remote, there.print_much, 1 << 26)
         with pytest.raises(TimeoutError):
             call.result(3)
     assert isinstance(call.exception(GONE_S), SandboxDied)
@@ -326,6 +327,7 @@ HOST = """
 import os, sys, threading
 from agentix_runner import DockerProvider, SandboxConfig, run_rollouts
 from tests.support import docker_functions as there, wire_functions as wire
+from tests.support.background import in_background
 from tests.support.fakes import PlainDataset, Solver
 
 image, bundle, how, shared = sys.argv[1:]
@@ -335,15 +337,15 @@ class Data(PlainDataset):
         return image
 
 def solve(sandbox, instance):
-    calls = [sandbox.submit(there.sleep, 300)]
+    calls = [in_background(sandbox.remote, there.sleep, 300)]
     if how == "stopped":
-        calls.append(sandbox.submit(wire.stop_me, "/shared/" + instance["instance_id"]))
+        calls.append(in_background(sandbox.remote, wire.stop_me, "/shared/" + instance["instance_id"]))
     elif how == "locked":
-        calls.append(sandbox.submit(wire.hold_the_lock, "/shared/" + instance["instance_id"]))
+        calls.append(in_background(sandbox.remote, wire.hold_the_lock, "/shared/" + instance["instance_id"]))
     elif how == "printing":
-        calls.append(sandbox.submit(there.print_much, 1 << 40))
+        calls.append(in_background(sandbox.remote, there.print_much, 1 << 40))
     elif how == "forked":
-        calls.append(sandbox.submit(there.leave_children, 20))
+        calls.append(in_background(sandbox.remote, there.leave_children, 20))
         if os.fork() == 0:
             # A fork that goes on holds nothing of the sandbox.
             import time

@@ -21,6 +21,7 @@ from agentix_runner.errors import SandboxDied, SandboxStartError
 from ...conftest import eventually
 from ...support import docker_functions as there
 from ...support import wire_functions as wire
+from ...support.background import in_background
 from ...support.docker_tools import containers_of
 from ...support.images import BUSYBOX, ensure
 
@@ -37,7 +38,7 @@ import sys
 from agentix_runner import DockerProvider, SandboxConfig
 from tests.support import docker_functions as there
 with DockerProvider().session(SandboxConfig(image=sys.argv[1])) as sandbox:
-    call = sandbox.submit(there.sleep, 300)
+    call = in_background(sandbox.remote, there.sleep, 300)
     print("ready", flush=True)
     call.result()
 """
@@ -84,7 +85,7 @@ def test_a_sandbox_on_podman(client: docker.DockerClient) -> None:
     with provider.session(config) as sandbox:
         assert sandbox.remote(there.double, 21) == 42
         assert sandbox.remote(there.facts).interfaces == ["lo"]
-        call = sandbox.submit(there.sleep, 300)
+        call = in_background(sandbox.remote, there.sleep, 300)
         client.api.kill(containers_of(client)[0]["Id"])
         error = call.exception(60)
     assert isinstance(error, SandboxDied)

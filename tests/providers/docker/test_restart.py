@@ -26,6 +26,7 @@ from agentix_runner.errors import BadArgument, SandboxDied, SandboxError, Sandbo
 
 from ...conftest import eventually
 from ...support import docker_functions as there
+from ...support.background import in_background
 from ...support.docker_tools import containers_of
 from ...support.engine import skip_or_fail
 from ...support.fakes import PlainAgent, PlainDataset, Solver
@@ -133,7 +134,7 @@ def test_an_engine_that_stops_answering_hangs_nobody(own: OwnEngine, suite_bundl
     pid = int((own.folder / "run" / "dockerd.pid").read_text())
     session = provider.session(config)
     sandbox = session.__enter__()
-    call = sandbox.submit(there.sleep, 300)
+    call = in_background(sandbox.remote, there.sleep, 300)
     os.kill(pid, signal.SIGSTOP)
     try:
         sandbox.kill()

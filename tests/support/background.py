@@ -1,0 +1,22 @@
+"""Something that goes on while a test does something else."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from concurrent.futures import Future
+from typing import Any
+
+
+def in_background(function: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Future[Any]:
+    """Call `function` in a thread of its own; the future gets its value, or what it raises."""
+    future: Future[Any] = Future()
+
+    def run() -> None:
+        try:
+            future.set_result(function(*args, **kwargs))
+        except BaseException as error:
+            future.set_exception(error)
+
+    threading.Thread(target=run, name="test-background", daemon=True).start()
+    return future
