@@ -21,7 +21,6 @@ FLOORS = (
     ("remote", "remote.wire", "remote.sandbox", "remote.tools"),
     ("remote.host",),
     ("tunnel",),
-    ("remote.host.sandbox",),
     ("bundle",),
     ("providers",),
     ("rundir",),

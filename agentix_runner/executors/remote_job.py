@@ -28,16 +28,9 @@ from attrs import Factory, evolve, frozen
 from ..errors import BadArgument, describe
 from ..records import Rollout
 from ..remote.host import calls
-<<<<<<< HEAD
-from ..remote.host.calls import Reach, by_value
+from ..remote.host.calls import ImportableModules, by_value
 from ..rollout.job import Job, Options, Sink, Stop
 from ..rollout.result import record_failure
-=======
-from ..remote.host.calls import ImportableModules, by_value
-from ..rollout.phases import Item, Spec, run_on_slot
-from ..rollout.result import fail
-from ..rollout.slots import Clock, Job, Slot
->>>>>>> 42741ff (Wire and tunnel: one place for frames, a connection with tunnels on top, the upstream by http.client)
 from ..rundir.files import MAX_LOG, files_to_keep
 from .threads import ThreadExecutor
 
@@ -98,13 +91,8 @@ def pack(options: Options, *, own_modules: bool = False) -> bytes:
     )  # fmt: skip
     levels = {name: logging.getLogger(name).getEffectiveLevel() for name in LOGGERS}
     # What the other side has anyway; the rest of what is loaded here and installed nowhere is the user's own.
-<<<<<<< HEAD
-    there = Reach(python=sys.version_info[:2], modules=frozenset({"agentix_runner"}))
-    with by_value(calls.own_modules(there)) if own_modules else contextlib.nullcontext():
-=======
     there = ImportableModules(python=sys.version_info[:2], modules=frozenset({"agentix_runner"}))
-    with by_value(calls.own_modules(there)) if own_modules else nullcontext():
->>>>>>> 42741ff (Wire and tunnel: one place for frames, a connection with tunnels on top, the upstream by http.client)
+    with by_value(calls.own_modules(there)) if own_modules else contextlib.nullcontext():
         try:
             # Logs and files are wanted where there is a run directory.
             return _dumps((shared, options.run_dir is not None, this_process(), levels))

@@ -11,6 +11,7 @@ from typing import Any
 def in_background(function: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Future[Any]:
     """Call `function` in a thread of its own; the future gets its value, or what it raises."""
     future: Future[Any] = Future()
+    future.set_running_or_notify_cancel()
 
     def run() -> None:
         try:

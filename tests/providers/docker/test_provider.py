@@ -19,13 +19,8 @@ import pytest
 from agentix_runner import AgentResult, DockerProvider, Resource, SandboxConfig, run_rollouts
 from agentix_runner.cli.adapters import load_provider
 from agentix_runner.errors import BadArgument, CallError, SandboxError, SandboxStartError
-<<<<<<< HEAD
 from agentix_runner.providers import owners
-from agentix_runner.remote.host.connection import RemoteSandbox
-=======
-from agentix_runner.providers import load_provider, owners
 from agentix_runner.providers.sandbox import RemoteSandbox
->>>>>>> 42741ff (Wire and tunnel: one place for frames, a connection with tunnels on top, the upstream by http.client)
 from agentix_runner.remote.tools import bash
 
 from ...support import docker_functions as there
