@@ -33,8 +33,8 @@ _PASSED_ON = (
 _MAX_FACTS = 1 << 20
 _PACKAGE = Path(__file__).resolve().parent.parent
 _RUNS_THERE = (
-    "__init__.py", "_version.py", "bundle/__init__.py", "bundle/collect.py", "bundle/elf.py", "bundle/inside.py",
-    "bundle/packages.py",
+    "__init__.py", "_version.py", "bundle/__init__.py", "bundle/interpreter.py", "bundle/elf.py", "bundle/inside.py",
+    "bundle/project.py",
 )  # fmt: skip
 
 

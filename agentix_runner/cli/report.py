@@ -54,9 +54,10 @@ def report(run_dirs: tuple[Path, ...], output: Path, watch: bool) -> int:
     last: list[Written] = []  # the page as it was written last
 
     def on_write(written: Written) -> None:
-        if watch and not last:
+        first = not last
+        last[:] = [written]  # before anybody can be told, and interrupt
+        if watch and first:
             click.echo(f"watching until the run ends; open {clean(output)}", err=True)
-        last[:] = [written]
 
     def summary() -> str:
         if not last:

@@ -385,7 +385,7 @@ def test_a_volume_is_made_once(engine: docker.DockerClient, load: Load, busybox:
 
 _MAKE = """
 import sys, docker
-from agentix_runner.bundle import volumes
+from agentix_runner.bundle import mount
 {before}
 client = docker.from_env()
 print(mount.bundle_volume(client, sys.argv[1]))
@@ -409,7 +409,7 @@ def test_a_process_killed_in_the_middle_leaves_no_half_volume_in_use(engine: doc
     """After a kill -9 while the volume was being filled, the next process makes another one. The container that filled
     the first is known as a dead owner's, and without it that volume is unused."""
     tag = load()
-    before = "import os\nvolumes._point_to = lambda *args: os.kill(os.getpid(), 9)"
+    before = "import os\nmount._point_to = lambda *args: os.kill(os.getpid(), 9)"
     killed = subprocess.run([sys.executable, "-c", _MAKE.format(before=before), tag], timeout=100, check=False)
     assert killed.returncode == -9
     (abandoned,) = volumes_of(engine, tag)

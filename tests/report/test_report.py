@@ -178,10 +178,10 @@ class TestReading:
     def test_a_reward_beyond_a_float(self, tmp_path: Path) -> None:
         """A reward that no float holds is on none of the charts and in no mean; everything is shown all the same."""
         huge = rollout("huge", score={"resolved": True, "reward": 10**400})
-        path = make_run(tmp_path / "run", [huge, rollout("usual", score={"reward": 0.5})])
+        path = make_run(tmp_path / "run", [huge, rollout("usual", score={"reward": 0.25})])
         run = read_run(path, name="run")
-        assert [row.get("reward") for row in run.index["rollouts"]] == [None, 0.5]
-        assert run.index["summary"]["mean_reward"] == 0.5
+        assert [row.get("reward") for row in run.index["rollouts"]] == [None, 0.25]
+        assert run.index["summary"]["mean_reward"] == 0.25
         assert ["reward", str(10**400)] in unpacked(run.details[0])["score"]
         assert write_report([path], tmp_path / "report.html").rollouts == 2
         assert "mean reward" in table(run.index["summary"])
