@@ -187,7 +187,7 @@ class TestReading:
         assert "mean reward" in table(run.index["summary"])
         for arguments in ([], ["huge"], ["--status", "resolved"], ["--json"]):
             assert CLI.invoke(agentix, ["show", str(path), *arguments]).exit_code == 0
-        assert Rollouts(read_rollouts(path)).to_pandas()["reward"].tolist() == [math.inf, 0.5]
+        assert Rollouts(read_rollouts(path)).to_pandas()["reward"].tolist() == [math.inf, 0.25]
         assert Rollouts([huge])._repr_html_().startswith("<div><p>1 rollout · 1 resolved")
         assert str(10**400) in huge._repr_html_()
 
