@@ -78,8 +78,13 @@ class Answer:
             BadResult: it is malformed, or not what the function's annotation says.
             SandboxError: there was none.
         """
-        if self._error is not None:
-            raise self._error
+        error, self._error = self._error, None
+        if error is not None:
+            try:
+                raise error
+            finally:
+                # Its traceback has this frame: what it holds would stay until somebody collects garbage.
+                del error
         data, self._data = self._data, bytearray()
         try:
             value = decode(data)
