@@ -30,33 +30,21 @@ def choose(
     Raises:
         BadArgument: one of `ids` matches nothing, or no instance is left.
     """
-    if shuffle is None and not ids:
-        instances = islice(instances, _bound(part, limit))
-    every = list(instances)
-    chosen = list(every)
-    if shuffle is not None:
-        random.Random(shuffle).shuffle(chosen)
-    if ids:
-        chosen = _matching(chosen, ids)
-    if part is not None:
-        chosen = chosen[part]
-    chosen = chosen[:limit]
+    part = part or slice(None)
+    if shuffle is None and not ids and min(part.start or 0, part.stop or 0) >= 0:
+        chosen = list(islice(islice(instances, part.start, part.stop), limit))
+    else:
+        chosen = list(instances)
+        if shuffle is not None:
+            random.Random(shuffle).shuffle(chosen)
+        if ids:
+            chosen = _matching(chosen, ids)
+        chosen = chosen[part][:limit]
     if not chosen:
-        if not every and not (part and part.start):
+        if part == slice(None):
             raise BadArgument("the dataset has no instances: there is nothing to run")
         raise BadArgument("--slice leaves no instance to run: choose another part of the dataset")
     return chosen
-
-
-def _bound(part: slice | None, limit: int | None) -> int | None:
-    """How many instances need to be read at most; None for all of them."""
-    if part is None:
-        return limit
-    start, stop = part.start or 0, part.stop
-    if start < 0 or (stop is not None and stop < 0):
-        return None
-    ends = [end for end in (stop, start + limit if limit is not None else None) if end is not None]
-    return min(ends, default=None)
 
 
 def _matching(instances: list[Any], patterns: Sequence[str]) -> list[Any]:

@@ -9,7 +9,7 @@ import os
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext, redirect_stdout, suppress
-from typing import TYPE_CHECKING, TextIO
+from typing import TextIO
 
 import click
 
@@ -19,13 +19,7 @@ from ..text import clean, printable, wants_color
 LOGGER = "agentix_runner"
 
 
-if TYPE_CHECKING:
-    _Handler = logging.StreamHandler[TextIO]
-else:
-    _Handler = logging.StreamHandler  # can't be subscripted before Python 3.11
-
-
-class LineHandler(_Handler):
+class LineHandler(logging.StreamHandler):  # type: ignore[type-arg] # Python 3.10 can't subscript it
     """Writes to a terminal or a pipe; `around` is entered for each write (to take a progress line away)."""
 
     around: Callable[[], AbstractContextManager[None]] = staticmethod(nullcontext)

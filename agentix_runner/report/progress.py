@@ -22,8 +22,6 @@ from ..records import Rollout
 from ..text import clean, cut_to, is_terminal, plural, whole_seconds
 from .counts import Counts
 
-CLEAR = "\r\x1b[K"
-
 logger = logging.getLogger("agentix_runner.progress")
 
 
@@ -154,9 +152,7 @@ class TerminalProgress(ProgressDisplay):
         """Inside, the line is not there and is not drawn; it is back at the next tick."""
         with self._lock:
             if self._shown:
-                below = self._shown.count("\n")
-                self._write(f"\x1b[{below}A\r\x1b[J" if below else CLEAR)
-                self._shown = ""
+                self._write("")
             yield
 
     def show(self) -> None:
@@ -166,19 +162,18 @@ class TerminalProgress(ProgressDisplay):
             text = "\n".join([text, *_running(self.counts.running(), columns - 1, lines - 2)])
         with self._lock:
             if text != self._shown and not self._closed:
-                # One write, old ends erased after the new text: there is no moment at which a line is empty.
-                above, below = self._shown.count("\n"), text.count("\n")
-                up = f"\x1b[{above}A" if above else ""
-                rest = "\x1b[J" if above > below else ""
-                self._write(up + "\r" + text.replace("\n", "\x1b[K\n") + "\x1b[K" + rest)
-                self._shown = text
+                self._write(text)
 
     def _write(self, text: str) -> None:
+        """Write `text` over what is shown, in one go and erasing old ends after it, so that no line is ever empty."""
+        above = self._shown.count("\n")
+        up = f"\x1b[{above}A\r" if above else "\r"
         try:
-            self._stream.write(text)
+            self._stream.write(up + text.replace("\n", "\x1b[K\n") + "\x1b[J")
             self._stream.flush()
         except (OSError, ValueError):  # the terminal is gone; the run goes on
             self._closed = True
+        self._shown = text
 
     def _size(self) -> tuple[int, int]:
         try:
@@ -264,26 +259,22 @@ def make_progress(kind: str, stderr: TextIO) -> Progress | None:
     Raises:
         BadArgument: another kind, or "notebook" without tqdm.
     """
-    if kind == "none":
-        return None
-    if kind == "terminal":
-        return TerminalProgress(stderr)
-    if kind == "log":
-        return LogProgress()
-    if kind == "notebook":
-        return NotebookProgress()
-    if kind != "auto":
-        raise BadArgument(f'progress is {kind!r}: give "auto", "terminal", "log", "notebook" or "none"')
-    if _in_kernel():
+    if kind == "auto":
+        shell = sys.modules.get("IPython")
+        if shell is None or getattr(shell.get_ipython(), "kernel", None) is None:
+            return TerminalProgress(stderr) if is_terminal(stderr) else None
+        # A Jupyter kernel, whose output a browser shows.
         try:
             return NotebookProgress()
         except BadArgument as exc:
             logger.info("no progress bar: %s", exc)
             return None
-    return TerminalProgress(stderr) if is_terminal(stderr) else None
-
-
-def _in_kernel() -> bool:
-    """Whether this is a Jupyter kernel, whose output a browser shows."""
-    shell = sys.modules.get("IPython")
-    return shell is not None and getattr(shell.get_ipython(), "kernel", None) is not None
+    kinds: dict[str, Callable[[], Progress | None]] = {
+        "terminal": lambda: TerminalProgress(stderr),
+        "log": LogProgress,
+        "notebook": NotebookProgress,
+        "none": lambda: None,
+    }
+    if kind not in kinds:
+        raise BadArgument(f'progress is {kind!r}: expected "auto", "terminal", "log", "notebook" or "none"')
+    return kinds[kind]()

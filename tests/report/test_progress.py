@@ -162,7 +162,7 @@ class TestTerminal:
         progress.start(total=2, finished=[])
         for clock.now in (1.0, 2.0, 3.0):
             progress.tick()
-        assert screen.getvalue() == "\r0/2 done, 0 resolved, 0 errors\x1b[K"
+        assert screen.getvalue() == "\r0/2 done, 0 resolved, 0 errors\x1b[J"
         clock.now = 4.0
         progress.result(good("a"))
         clock.now = 4.05
@@ -171,13 +171,13 @@ class TestTerminal:
         progress.tick()
         progress.close()
         assert screen.getvalue().split("\r")[2:] == [
-            "1/2 done, 1 resolved, 0 errors, 4s left\x1b[K",
-            "2/2 done, 2 resolved, 0 errors\x1b[K",
-            "\x1b[K",
+            "1/2 done, 1 resolved, 0 errors, 4s left\x1b[J",
+            "2/2 done, 2 resolved, 0 errors\x1b[J",
+            "\x1b[J",
         ]
         clock.now = 6.0
         progress.event("late", "setup")
-        assert screen.getvalue().endswith("0 errors\x1b[K\r\x1b[K")
+        assert screen.getvalue().endswith("0 errors\x1b[J\r\x1b[J")
 
     def test_close_without_start(self) -> None:
         """A run that never started leaves nothing on the screen."""
@@ -200,10 +200,10 @@ class TestTerminal:
         clock.now = 1.0
         progress.tick()
         progress.close()
-        line = "\r0/1 done, 0 resolved, 0 errors\x1b[K"
-        assert screen.getvalue() == f"{line}\r\x1b[Kcareful\n{line}\r\x1b[K"
+        line = "\r0/1 done, 0 resolved, 0 errors\x1b[J"
+        assert screen.getvalue() == f"{line}\r\x1b[Jcareful\n{line}\r\x1b[J"
         logger.warning("later")
-        assert screen.getvalue().endswith("\r\x1b[Klater\n")
+        assert screen.getvalue().endswith("\r\x1b[Jlater\n")
         assert logger.handlers == []
 
     def test_does_not_swallow_warnings(self, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -228,7 +228,7 @@ class TestTerminal:
                     progress = TerminalProgress(stream, clock=Clock())
                     progress.start(total=100, finished=[])
                     progress.event("a", "setup")
-                    shown[columns] = os.read(ours, 1000).decode().strip("\r").removesuffix("\x1b[K")
+                    shown[columns] = os.read(ours, 1000).decode().strip("\r").removesuffix("\x1b[J")
                     progress.close()
                     os.read(ours, 1000)
         finally:
@@ -259,10 +259,10 @@ class TestTerminal:
         head = "0/3 done, 0 resolved, 0 errors"
         assert screen.getvalue().split("\r") == [
             "",
-            f"{head}\x1b[K",
-            f"{head}, setup 1 agent 1\x1b[K\n  setup  1m05s  b\x1b[K\n  agent  1m05s  a\\x1b[2J\x1b[K\x1b[2A",
+            f"{head}\x1b[J",
+            f"{head}, setup 1 agent 1\x1b[K\n  setup  1m05s  b\x1b[K\n  agent  1m05s  a\\x1b[2J\x1b[J\x1b[2A",
             "1/3 done, 1 resolved, 0 errors, agent 1 score 1, 2m12s left\x1b[K\n"
-            f"  agent  1m06s  a\\x1b[2J\x1b[K\n  score     1s  {'c' * 63}\x1b[K\x1b[2A",
+            f"  agent  1m06s  a\\x1b[2J\x1b[K\n  score     1s  {'c' * 63}\x1b[J\x1b[2A",
             "\x1b[J",
         ]
 
@@ -276,7 +276,7 @@ class TestTerminal:
             progress.event(f"i{number}", "agent")
         clock.now = 1.0
         progress.tick()
-        shown = screen.getvalue().split("\r")[-1].replace("\x1b[K", "").split("\n")
+        shown = screen.getvalue().split("\r")[-1].replace("\x1b[K", "").removesuffix("\x1b[J").split("\n")
         progress.close()
         assert shown == [
             "0/100 done, 0 resolved, 0 errors, agent 60",
@@ -365,7 +365,7 @@ class TestChoice:
 
     def test_unknown_kind(self) -> None:
         """Another word is refused, naming those that there are."""
-        with pytest.raises(BadArgument, match='progress is \'bar\': give "auto", "terminal", "log", "notebook"'):
+        with pytest.raises(BadArgument, match='progress is \'bar\': expected "auto", "terminal", "log", "notebook"'):
             make_progress("bar", Screen())
 
     def test_light(self) -> None:

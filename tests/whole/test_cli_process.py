@@ -333,9 +333,9 @@ class TestTerminal:
         assert "  error     1" in out
         assert "\x1b" not in out
         draws = shown.split("\r")
-        assert draws[1] == "0/3 done, 0 resolved, 0 errors\x1b[K"
-        assert shown.rpartition("\n")[2].rpartition("\r")[2].removesuffix("\x1b[K") == ""
-        assert len(re.findall(r"\r\x1b\[K\d\d:\d\d:\d\d ERROR task/1: ValueError: no luck\r\n", shown)) == 1
+        assert draws[1] == "0/3 done, 0 resolved, 0 errors\x1b[J"
+        assert shown.rpartition("\n")[2].rpartition("\r")[2].removesuffix("\x1b[J") == ""
+        assert len(re.findall(r"\r\x1b\[J\d\d:\d\d:\d\d ERROR task/1: ValueError: no luck\r\n", shown)) == 1
 
     def test_quiet(self) -> None:
         """With -q there is no progress on a terminal either."""
